@@ -21,6 +21,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 from safecache import compiles
@@ -30,11 +31,11 @@ from safecache.errors import EntryRefusedError
 from safecache.files import filesystem, opening, parallel, private_directory
 from safecache.places.layout import CodeFile
 from safecache.reporting import events
-from safecache.reporting.kinds import Kind, Reason
+from safecache.reporting.kinds import Reason
 from safecache.reporting.report import Refusal
 from safecache.settings import config
 from safecache.signing import trust
-from safecache.store import gate, manifests
+from safecache.store import attestations, gate, manifests
 from safecache.tiers import directory_faults
 from safecache.tiers.directory_faults import Immovable, Unreadable
 
@@ -112,11 +113,8 @@ class Build:
         return f"{self._extension}/{step.output}"
 
     def _settle(self, step: _Step, path: str) -> None:
-        def discard(refusal: Refusal) -> bool:
-            return gate.discard(refusal, CodeFile(path, self._directory))
-
         try:
-            is_good = gate.judge_until_stable(lambda: self._judge(step), discard)
+            is_good = gate.accept_or_quarantine(CodeFile(path, self._directory), lambda: self._judge(step))
         except FileNotFoundError:
             return
         if not is_good and os.path.lexists(path):
@@ -131,39 +129,27 @@ class Build:
             digest = opening.digest_regular(path, opening.check_regular, flags=os.O_NOFOLLOW)
             refusal = self._judge_content(step, path, digest)
         except opening.UnusableEntry as unusable:
-            return gate.refusal_for_unreadable(unusable)
+            return unusable.refusal
         except Unreadable as error:  # there is no other directory to build in, and ninja only builds what is missing
             refusal = Refusal(Reason.UNREADABLE, error.evidence)
         return None if refusal is None else refusal._replace(found=status)
 
     def _judge_content(self, step: _Step, path: str, digest: bytes) -> Refusal | None:
-        name = self._name(step)
-        record = manifests.read_record_bytes(CodeFile(path, self._directory, name=name))
-        verdict, stated = manifests.verify(record, CodeFile(path, name=name))
-        if verdict.reason is None:
-            foreign = trust.foreign(verdict, Kind.NATIVE_CODE)
-            if foreign is not None:
-                return foreign
-        elif path in _built:
-            stated = dict(_built[path])
-        elif verdict.reason in trust.UNATTESTED and gate.is_private(path):
-            stated = manifests.read_unverified(record)
-            if stated and not self._is_of_now(step, stated.get("inputs")):
-                return _OUTDATED
-            refusal = gate.contradiction(record, Kind.NATIVE_CODE, name, digest)
-            if refusal is not None:
-                return refusal
-            self._private[step.output] = digest
-            gate.attest_in_process(path, digest=digest)
-            return None
-        else:
-            return gate.refused(verdict, verdict.reason)
-        if not self._is_of_now(step, stated.get("inputs")):
-            return _OUTDATED
-        if stated["sha256"] != digest.hex():
-            return Refusal(Reason.DAMAGED, "its digest is not the one that was sealed")
-        gate.attest_in_process(path, digest=digest)
-        return None
+        def objection(stated: Mapping[str, Any]) -> Refusal | None:
+            return None if self._is_of_now(step, stated.get("inputs")) else _OUTDATED
+
+        if path in _built and _built[path]["sha256"] == digest.hex():
+            return objection(_built[path])
+        file = CodeFile(path, self._directory, name=self._name(step))
+        judge = partial(gate.refusal_for_content, file, digest, [*manifests.records(file)], objection=objection)
+        refusal = judge(is_private=False)
+        if refusal is not None and refusal.reason in trust.UNATTESTED:
+            refusal = judge()
+            if refusal is None:
+                self._private[step.output] = digest
+        if refusal is None:
+            attestations.attest_in_process(path, digest=digest)
+        return refusal
 
     def _is_of_now(self, step: _Step, inputs: object) -> bool:
         if not isinstance(inputs, dict):

@@ -68,7 +68,7 @@ def place_kernel(path: str, root: str, content: bytes) -> str:
     then. Raises OSError if there is no place for the copy.
     """
     if ownership.why_not_private(path) is not None:
-        return gate.private_copy(os.path.basename(path), content, Kind.NATIVE_CODE)
+        return gate.private_path(CodeFile(path, root), content, is_kept=False)
     gate.attest_file(CodeFile(path, root), content=content)
     return path
 

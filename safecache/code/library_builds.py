@@ -19,7 +19,7 @@ from safecache.ports import Requested, plugs, tell
 from safecache.reporting import events
 from safecache.reporting.kinds import Kind, Reason
 from safecache.session import ForkLock
-from safecache.store import bundles, directories, entry_files, gate
+from safecache.store import attestations, bundles, directories, entry_files, gate, manifests
 from safecache.tiers import directory_faults
 
 __all__ = [
@@ -108,7 +108,7 @@ def tell_inputs(builder: Any, sources: str | list[str], options: Any) -> None:
     """Attach the digests of its sources to the builder, for the compile worker that it may be sent to."""
     header = getattr(options, "precompiled_header", None)
     paths = [sources] if isinstance(sources, str) else sources
-    builder._safecache_sources = gate.export_known([*paths, *([header] if header else [])])
+    builder._safecache_sources = attestations.export_known([*paths, *([header] if header else [])])
 
 
 def quarantine_or_copy(path: str) -> None:
@@ -143,7 +143,7 @@ def mark_loaded(path: str, root: str) -> None:
     """Attest the empty file that torch is about to write beside a probe that it could load, not to load it again."""
     marker = path + LOADED
     gate.attest_file(CodeFile(marker, root), content=b"")
-    directories.send_content(CodeFile(marker), b"", record=gate.record_of(CodeFile(marker, root), b"", {}))
+    directories.send_content(CodeFile(marker), b"", record=manifests.record_of(CodeFile(marker, root), b"", {}))
     with suppress(OSError):  # torch writes it next, and fails as in stock
         entry_files.publish(marker, b"", root)
     plugs.tiers.keep(locate(Kind.NATIVE_CODE, path, root), again=True)
@@ -164,7 +164,7 @@ def build(make: Callable[[], Any], builder: Any) -> Any:
     if not compiles.current.is_guarded:
         return make()
     sources_of_parent = getattr(builder, "_safecache_sources", None)
-    gate.import_known(sources_of_parent or {})
+    attestations.import_known(sources_of_parent or {})
     with guarding(False):
         path = builder.get_target_file_path()
         root = root_of(path)

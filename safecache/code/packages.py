@@ -24,7 +24,7 @@ from safecache.errors import EntryRefusedError
 from safecache.files import folders, opening, ownership, private_directory, temporaries
 from safecache.places import refs
 from safecache.places.layout import CodeFile
-from safecache.reporting import events
+from safecache.reporting import events, report
 from safecache.reporting.kinds import Count, Kind, Reason
 from safecache.reporting.report import Refusal
 from safecache.settings import config
@@ -130,7 +130,7 @@ def _unknown(file: IO[bytes], sources: Iterable[tuple[str, str]]) -> str | None:
 def _is_good(path: str, root: str, digest: bytes) -> bool:
     if not path.endswith(CODE) and ownership.why_not_private(path) is None:
         return True
-    return gate.is_content_attested(CodeFile(path, root), digest)
+    return gate.refusal_for_content(CodeFile(path, root), digest) is None
 
 
 def _holds_code(target: Any) -> bool:
@@ -175,7 +175,7 @@ def _is_unattested(target: Any) -> bool:
     except opening.UnusableEntry:
         return True
     verdict = seal.inspect(end, size, Kind.PACKAGE, "", keyring.current().find, config.current().namespace)
-    return verdict.reason in trust.UNATTESTED and not (is_path and gate.is_private(os.path.realpath(target)))
+    return verdict.reason in trust.UNATTESTED and not (is_path and trust.is_private(os.path.realpath(target)))
 
 
 def refuse(what: str) -> EntryRefusedError:
@@ -184,9 +184,8 @@ def refuse(what: str) -> EntryRefusedError:
     evidence = f"{what} in it could run code of whoever made it, and no trusted key has sealed it"
     once = f"seal it once: safecache adopt {path}" if path else "save it again with safecache on"
     remedy = f"Help: if you trust its origin, {once}"
-    return gate.refusal_error(
-        Refusal(Reason.UNSEALED, evidence, remedy), CodeFile(path or "given as a file object", kind=Kind.PACKAGE)
-    )
+    refusal = Refusal(Reason.UNSEALED, evidence, remedy)
+    return report.refusal_error(refusal, Kind.PACKAGE, path or "given as a file object")
 
 
 @contextmanager
@@ -203,9 +202,7 @@ def verified_package(target: Any) -> Iterator[Any]:
         try:
             place = _placed(target, lambda: stack.enter_context(private_directory.create_temporary()))
         except opening.UnusableEntry as unusable:
-            raise gate.refusal_error(
-                gate.refusal_for_unreadable(unusable), CodeFile(str(target), kind=Kind.PACKAGE)
-            ) from None
+            raise report.refusal_error(unusable.refusal, Kind.PACKAGE, str(target)) from None
         with compiles.scope(package=place):
             yield place
 
@@ -246,7 +243,7 @@ def _placed(target: Any, directory: Callable[[], str]) -> str:
         return path
     refusal = _refusal_by_end(path)  # copy only sealed files: a sparse one can claim a terabyte
     if refusal is not None:
-        raise gate.refusal_error(refusal, CodeFile(path, kind=Kind.PACKAGE))
+        raise report.refusal_error(refusal, Kind.PACKAGE, path)
     copy = os.path.join(directory(), _COPY)
     opening.copy_regular(path, opening.check_regular, copy)
     _require(copy, path, by_seal=True)
@@ -260,8 +257,8 @@ def _unpacked(path: str) -> str:
         found += (item.path for item in folders.below(path))
         found += (os.path.dirname(place) for place in found[1:])
     # A link could point to another directory by the time it is loaded.
-    if len(found) == 1 or any(os.path.islink(place) or not gate.is_private(place) for place in found):
-        raise gate.refusal_error(Refusal(Reason.UNSEALED, "a directory has no seal"), CodeFile(path, kind=Kind.PACKAGE))
+    if len(found) == 1 or any(os.path.islink(place) or not trust.is_private(place) for place in found):
+        raise report.refusal_error(Refusal(Reason.UNSEALED, "a directory has no seal"), Kind.PACKAGE, path)
     return path
 
 
@@ -271,12 +268,12 @@ def _require(place: str, name: object, *, by_seal: bool) -> None:
     if refusal is None:
         events.count(Count.VERIFIED)
         return
-    if not by_seal and refusal.reason in trust.UNATTESTED and gate.is_private(place):
+    if not by_seal and refusal.reason in trust.UNATTESTED and trust.is_private(place):
         refusal = _contradiction(place)
         if refusal is None:
             events.count(Count.ACCEPTED_PRIVATE)
             return
-    raise gate.refusal_error(refusal, CodeFile(str(name), kind=Kind.PACKAGE))
+    raise report.refusal_error(refusal, Kind.PACKAGE, str(name))
 
 
 def _refusal(path: str) -> Refusal | None:

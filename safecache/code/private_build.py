@@ -19,7 +19,7 @@ from safecache.files import opening, ownership, private_directory
 from safecache.places.layout import CodeFile
 from safecache.reporting.kinds import Kind
 from safecache.session import ForkLock, Part, inherit
-from safecache.store import entry_files, gate
+from safecache.store import attestations, entry_files, gate
 
 __all__ = ["check_inputs", "command", "is_dispensable", "is_needed", "publish"]
 
@@ -60,12 +60,12 @@ def check_inputs(stock: list[str], target: str, root: str, headers: str) -> None
 
 def _check_header(path: str) -> None:
     directory = os.path.dirname(path)
-    if not gate.is_expected(path):
+    if not attestations.is_expected(path):
         # Made before the hooks were on, or in a process that did not report it: torch makes it once per process.
         with suppress(opening.UnusableEntry):
             content = entry_files.read_entry(path, entry_files.max_entry_size(Kind.SOURCE))
             if _INCLUDES.fullmatch(content):
-                gate.attest_in_process(path, content)
+                attestations.attest_in_process(path, content)
     _check(path, directory)
     for compiled in (path + _PRECOMPILED, path + _IMMOVABLE):
         # The compiler may be able to read a moment later what cannot be read now.
@@ -74,7 +74,7 @@ def _check_header(path: str) -> None:
 
 
 def _check(path: str, root: str) -> None:
-    if gate.refusal_for_path(CodeFile(path, root)) is not None:
+    if gate.refusal_for_file(CodeFile(path, root)) is not None:
         raise EntryRefusedError(f"safecache: {path} was replaced while something was built of it.")
 
 
@@ -127,7 +127,7 @@ def _inside(directory: str, path: str) -> str:
 def _input(path: str, directory: str) -> str | None:
     content = sources.known_text(path)
     if content is None:
-        if not gate.is_expected(path):
+        if not attestations.is_expected(path):
             return None
         try:
             content = entry_files.read_entry(path, entry_files.max_entry_size(Kind.SOURCE))
@@ -135,7 +135,7 @@ def _input(path: str, directory: str) -> str | None:
             raise  # the cache was cleared, nothing was replaced: it can be built elsewhere
         except (OSError, opening.UnusableEntry):
             content = None
-        if content is None or not gate.is_known(path, content):
+        if content is None or not attestations.is_known(path, content):
             raise EntryRefusedError(f"safecache: {path} was replaced while something was built of it.")
     copy = _inside(directory, path)
     with open(copy, "xb") as file:
@@ -168,7 +168,7 @@ def _take_precompiled(path: str, copy: str) -> None:
     try:
         most = entry_files.max_entry_size(Kind.NATIVE_CODE)
         digest = opening.copy_regular(compiled, opening.check_up_to(most), copied, flags=os.O_NOFOLLOW, limit=most)
-        if gate.is_known(compiled, digest=digest):
+        if attestations.is_known(compiled, digest=digest):
             return
     except (OSError, opening.UnusableEntry):
         pass

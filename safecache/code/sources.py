@@ -8,10 +8,12 @@ from collections.abc import Callable
 
 from safecache.files import opening, ownership, private_directory
 from safecache.places.layout import CodeFile
+from safecache.reporting import report
 from safecache.reporting.kinds import Kind, Reason
 from safecache.reporting.report import Refusal
 from safecache.session import Part, inherit
-from safecache.store import entry_files, gate
+from safecache.signing import trust
+from safecache.store import attestations, entry_files, gate
 from safecache.tiers import directory_faults
 from safecache.tiers.directory_faults import Unsettled
 
@@ -36,7 +38,7 @@ _texts: Part[dict[str, bytes]] = Part(dict, inherit)
 
 def attest(path: str, text: bytes) -> None:
     """Attest this source at ``path``, within this process; its text is kept if others could replace it there."""
-    gate.attest_in_process(path, text)
+    attestations.attest_in_process(path, text)
     if not path.endswith(".py") and ownership.why_not_private(path) is not None:
         _texts.now[path] = text
 
@@ -53,9 +55,7 @@ def quarantine_if_changed(path: str, source: bytes, root: str) -> bool:
     """
     directory_faults.check(root)
     try:
-        return gate.judge_until_stable(
-            lambda: _objection(path, source), lambda refusal: gate.discard(refusal, CodeFile(path, root, Kind.SOURCE))
-        )
+        return gate.accept_or_quarantine(CodeFile(path, root, Kind.SOURCE), lambda: _objection(path, source))
     except FileNotFoundError:
         return False
     except OSError as error:
@@ -69,7 +69,7 @@ def _objection(path: str, source: bytes) -> Refusal | None:
     try:
         found = entry_files.read_entry(path, entry_files.max_entry_size(Kind.SOURCE))
     except opening.UnusableEntry as unusable:
-        return gate.refusal_for_unreadable(unusable)
+        return unusable.refusal
     if not _is_same(found, source, path):
         return Refusal(Reason.DAMAGED, "it is not what was generated", found=found)
     attest(path, found)
@@ -94,11 +94,11 @@ def admit(path: str, key: str, name_of: Callable[[str], str]) -> str:
     try:
         content = entry_files.read_entry(path, entry_files.max_entry_size(Kind.SOURCE))
     except opening.UnusableEntry as unusable:
-        raise gate.refusal_error(gate.refusal_for_unreadable(unusable), CodeFile(path, kind=Kind.SOURCE)) from unusable
-    if not gate.is_known(path, content) and name_of(content.decode(errors="replace").strip()) != key:
+        raise report.refusal_error(unusable.refusal, Kind.SOURCE, path) from unusable
+    if not attestations.is_known(path, content) and name_of(content.decode(errors="replace").strip()) != key:
         evidence = "nobody in this process generated it, and its name is not the hash of its content"
-        raise gate.refusal_error(Refusal(Reason.UNSEALED, evidence, _BY_HAND), CodeFile(path, kind=Kind.SOURCE))
-    return gate.copy_if_exposed(path, content)
+        raise report.refusal_error(Refusal(Reason.UNSEALED, evidence, _BY_HAND), Kind.SOURCE, path)
+    return gate.private_path(CodeFile(path, kind=Kind.SOURCE), content)
 
 
 def settle_side_file(path: str, root: str, kind: Kind = Kind.NATIVE_CODE) -> bool:
@@ -111,8 +111,8 @@ def settle_side_file(path: str, root: str, kind: Kind = Kind.NATIVE_CODE) -> boo
     try:
         return gate.quarantine_unattested(CodeFile(path, root, kind))
     except directory_faults.Unreadable as error:
-        gate.discard(Refusal(Reason.UNREADABLE, error.evidence), CodeFile(path, root, kind))
-        return False
+        refusal = Refusal(Reason.UNREADABLE, error.evidence)
+        return gate.accept_or_quarantine(CodeFile(path, root, kind), lambda: refusal)
 
 
 def admit_side_file(path: str, root: str, kind: Kind = Kind.NATIVE_CODE) -> str | None:
@@ -135,7 +135,7 @@ def reachable(directory: str) -> str:
 
 def is_private(directory: str) -> bool:
     """Whether the user trusts files in ``directory``, which may not exist yet, because nobody else can write there."""
-    return gate.is_private(_existing(directory))
+    return trust.is_private(_existing(directory))
 
 
 def _existing(path: str) -> str:

@@ -26,7 +26,7 @@ from safecache.reporting.kinds import Kind, Reason
 from safecache.reporting.report import Refusal
 from safecache.settings import config
 from safecache.signing import keyring
-from safecache.store import bundles, directories, entry_files, gate, manifests
+from safecache.store import attestations, bundles, directories, entry_files, gate, manifests
 from safecache.tiers import directory_faults, levels
 
 __all__ = [
@@ -95,7 +95,8 @@ def _keep(place: Place, name: str, content: bytes) -> tuple[str, _Stated | None]
         compiles.current.owed[path] = digest
     if not kept and not config.current().strict and directory_faults.forbids_writing(place.root):
         levels.leave_alone(place.root, reading=False)  # or each file would fail, and be counted, by itself
-    readable = triton_place.readable(path, content) if kept else gate.private_copy(name, content, Kind.KERNEL)
+    file = place.file(path)
+    readable = triton_place.readable(path, content) if kept else gate.private_path(file, content, is_kept=False)
     triton_place.record_write(place.directory, name, content, readable, digest if kept else None)
     return readable, stated if kept else None
 
@@ -103,9 +104,9 @@ def _keep(place: Place, name: str, content: bytes) -> tuple[str, _Stated | None]
 def _attest(place: Place, path: str, digest: bytes, stated: _Stated, *, is_awaited: bool) -> bool:
     """Attest the file here, and by a record, unless that of its group's list ``is_awaited``."""
     if is_awaited:
-        gate.attest_in_process(path, digest=digest)
+        attestations.attest_in_process(path, digest=digest)
         return True
-    if not gate.attest_file(CodeFile(path, place.root, Kind.KERNEL), also=stated, digest=digest):
+    if not gate.attest_file(place.file(path), also=stated, digest=digest):
         return False
     for name in stated.get("files", ()):
         compiles.current.owed.pop(place.path(name), None)
@@ -129,11 +130,11 @@ def attest(directory: str, name: str, content: bytes, write: Callable[[], str]) 
     place = Place(directory)
     path = place.path(name)
     stated = _stated(place, content) if name.startswith(LIST) else {}
-    kept = stated is not None and gate.attest_file(CodeFile(path, place.root, Kind.KERNEL), content, stated)
+    kept = stated is not None and gate.attest_file(place.file(path), content, stated)
     written = write()
     if written != path or stated is None:
         return written
-    readable = triton_place.reachable(path, content) if kept else gate.private_copy(name, content, Kind.KERNEL)
+    readable = gate.private_path(place.file(path), content, is_kept=kept)
     triton_place.record_write(directory, name, content, readable, hashlib.sha256(content).digest() if kept else None)
     if kept:
         _send(place, name, content, stated)
@@ -149,14 +150,14 @@ def _send(place: Place, name: str, content: bytes, stated: _Stated) -> None:
     if directory is None:
         return
     if not name.startswith(LIST):
-        directories.propagate_file(CodeFile(place.path(name), place.root, Kind.KERNEL))
+        directories.propagate_file(place.file(place.path(name)))
         return
     names = triton_place.names_in(content) or ()
-    if all(directories.propagate_file(CodeFile(place.path(file), place.root, Kind.KERNEL)) for file in names):
+    if all(directories.propagate_file(place.file(place.path(file))) for file in names):
         # With the files' paths there, as stock Triton needs them.
         listing = _listing({file: os.path.join(directory, file) for file in names})
-        record = gate.record_of(CodeFile(place.path(name), kind=Kind.KERNEL), listing, stated)
-        directories.send_content(CodeFile(place.path(name), place.root, Kind.KERNEL), listing, record=record)
+        record = manifests.record_of(CodeFile(place.path(name), kind=Kind.KERNEL), listing, stated)
+        directories.send_content(place.file(place.path(name)), listing, record=record)
 
 
 def _listing(paths: Mapping[str, str]) -> bytes:
@@ -175,7 +176,7 @@ def _digest(place: Place, name: str) -> str | None:
         return digest
     path = place.path(name)
     content = place.read(path) if place.take(name) is not None else None
-    return None if content is None or not gate.is_known(path, content) else hashlib.sha256(content).hexdigest()
+    return None if content is None or not attestations.is_known(path, content) else hashlib.sha256(content).hexdigest()
 
 
 def _publish(path: str, content: bytes, root: str) -> bool:
@@ -188,13 +189,13 @@ def _publish(path: str, content: bytes, root: str) -> bool:
     return True
 
 
-def write_private_copy(name: str, content: bytes, error: OSError) -> str:
+def write_private_copy(file: CodeFile, name: str, content: bytes, error: OSError) -> str:
     """Report that a file or its record cannot be kept or read; returns a private copy's path. Raises OSError."""
     if isinstance(error, directory_faults.Unsettled):
         report.refuse(Refusal(Reason.UNREADABLE, error.evidence), Kind.KERNEL, name, triton_place.REMEDY, error=error)
     else:
         report.fail_write(f"write {Kind.KERNEL.noun} {name}", error, _CONSEQUENCE, "", "TRITON_CACHE_DIR")
-    return gate.private_copy(name, content, Kind.KERNEL)
+    return gate.private_path(file, content, is_kept=False)
 
 
 def dump(directory: str, name: str, content: bytes) -> str:
@@ -232,7 +233,7 @@ def restore(directory: str, contents: Mapping[str, bytes]) -> None:
             return
     for name in sorted(contents, key=lambda name: name.startswith(LIST)):
         path = place.path(name)
-        gate.attest_in_process(path, contents[name])
+        attestations.attest_in_process(path, contents[name])
         is_there = os.path.lexists(path) and place.is_attested(path)
         if not is_there or not _has_record(path, place.root):
             readable, _ = _keep(place, name, contents[name])
@@ -252,8 +253,8 @@ def _has(place: Place, contents: Mapping[str, bytes]) -> bool:
         path = place.path(name)
         if not os.path.lexists(path):
             return False
-        gate.attest_in_process(path, content)
-        if not gate.is_attested(CodeFile(path, place.root, Kind.KERNEL)):
+        attestations.attest_in_process(path, content)
+        if not gate.is_attested(place.file(path)):
             return False
     return True
 
@@ -272,7 +273,7 @@ def binary(path: str, content: bytes | None) -> str | None:
     if found is not None or content is None:
         return found
     if os.path.lexists(path):  # as was reported: it is refused and cannot be moved, or its record cannot be read
-        return gate.private_copy(name, content, Kind.KERNEL)
+        return gate.private_path(place.file(path), content, is_kept=False)
     readable, _ = _keep(place, name, content)
     triton_place.forget_written()
     return readable
@@ -282,9 +283,7 @@ def record(directory: str, name: str, content: bytes) -> bytes | None:
     """The record of a file that this process is about to keep; None without a key to seal it, or without its files."""
     place = Place(directory)
     stated = _stated(place, content) if name.startswith(LIST) else {}
-    return (
-        None if stated is None else gate.record_of(CodeFile(place.path(name), place.root, Kind.KERNEL), content, stated)
-    )
+    return None if stated is None else manifests.record_of(place.file(place.path(name)), content, stated)
 
 
 def accept(directory: str, name: str, content: bytes, record: bytes | None, *, is_listed: bool = False) -> str:
@@ -293,19 +292,16 @@ def accept(directory: str, name: str, content: bytes, record: bytes | None, *, i
     ``is_listed``: the record of its group's list attests it, in the cache too. Raises OSError if there is no place for
     a copy either.
     """
-    path, root = os.path.join(directory, name), os.path.dirname(directory)
-    gate.attest_in_process(path, content)
-    if record is None:
-        digest = hashlib.sha256(content).digest()
-        needs_none = is_listed and keyring.current().signing is None
-        recorded = needs_none or gate.has_matching_record(CodeFile(path, root, Kind.KERNEL), digest)
-        recorded = recorded or gate.attest_file(CodeFile(path, root, Kind.KERNEL), content)
+    place = Place(directory)
+    file = place.file(place.path(name))
+    if record is not None:
+        what = f"the record of {file.kind.noun} {file.path}"
+        recorded = manifests.publish(manifests.record_path(file), record, file.root, what, file.kind)
     else:
-        where = manifests.record_path(CodeFile(path, root, Kind.KERNEL))
-        what = f"the record of {Kind.KERNEL.noun} {path}"
-        recorded = manifests.publish(where, record, root, what, Kind.KERNEL)
-    kept = recorded and _publish(path, content, root)
-    return triton_place.reachable(path, content) if kept else gate.private_copy(name, content, Kind.KERNEL)
+        recorded = is_listed or gate.attest_file(file, content)
+    attestations.attest_in_process(file.path, content)
+    kept = recorded and _publish(file.path, content, file.root)
+    return gate.private_path(file, content, is_kept=kept)
 
 
 def get_file(directory: str, name: str) -> str | None:
@@ -355,7 +351,7 @@ def _relist(place: Place, name: str, files: Iterable[str]) -> None:
     """Make a copied list name its files where they lie now, as stock Triton needs, if our signing key sealed it."""
     signing = keyring.current().signing
     try:
-        verdict, _ = manifests.read(CodeFile(place.path(name), place.root, Kind.KERNEL))
+        verdict, _ = manifests.read(place.file(place.path(name)))
     except directory_faults.Unreadable:
         return
     if signing is not None and verdict.key_id == signing.id:

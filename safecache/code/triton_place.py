@@ -13,20 +13,19 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
 from safecache import compiles
-from safecache.files import filesystem, mounts, opening, ownership
+from safecache.files import filesystem, opening, ownership
 from safecache.places.layout import CodeFile
 from safecache.reporting import events, report
 from safecache.reporting.kinds import Count, Kind, Reason
 from safecache.reporting.report import Refusal
 from safecache.session import Part, inherit
 from safecache.signing import trust
-from safecache.store import entry_files, gate, manifests, quarantine
+from safecache.store import attestations, entry_files, gate, manifests, quarantine
 from safecache.store.manifests import LIST
 from safecache.tiers import directory_faults
 from safecache.tiers.directory_faults import Immovable, Unreadable
@@ -42,7 +41,6 @@ __all__ = [
     "names_in",
     "note_aside",
     "private_copy_path",
-    "reachable",
     "read_by",
     "readable",
     "record_write",
@@ -65,8 +63,6 @@ class _State:
     def __init__(self) -> None:
         # Where the file is that an entry brought for a path.
         self.aside: dict[str, str] = {}
-        # SHA-256 digests by path, with the stat when the file was read, and when that was on the monotonic clock.
-        self.digests: dict[str, tuple[list[int], str, float]] = {}
 
 
 _state: Part[_State] = Part(_State, inherit)
@@ -95,7 +91,7 @@ def _written() -> _KernelWrite:
 
 
 def readable(path: str, content: bytes) -> str:
-    """As reachable(), of a file that this thread has just written; of a kernel's files the directory is asked once."""
+    """As gate.private_path(), of a file that this thread has just written: a kernel's directory is asked once."""
     directory = os.path.dirname(path)
     written = _begin(directory)
     if written.is_private is None:
@@ -103,7 +99,7 @@ def readable(path: str, content: bytes) -> str:
     with suppress(OSError):  # as if it were not private: somebody has cleared the cache
         if written.is_private and _is_own(filesystem.lstat(path)):
             return path
-    return reachable(path, content)
+    return gate.private_path(CodeFile(path, kind=Kind.KERNEL), content)
 
 
 def _is_own(status: os.stat_result) -> bool:
@@ -156,7 +152,9 @@ def read_by(construct: Callable[[Mapping[str, str]], _Result], group: Mapping[st
         remedy = "Its bytes are taken from memory."
         events.report(Reason.UNREADABLE, text, cause=f"{error.errno} read again", remedy=remedy, error=error)
     copies = {
-        name: gate.private_copy(name, contents[path], Kind.KERNEL) if path in contents else path
+        name: gate.private_path(CodeFile(path, kind=Kind.KERNEL), contents[path], is_kept=False)
+        if path in contents
+        else path
         for name, path in group.items()
     }
     return construct(copies)
@@ -181,14 +179,6 @@ def is_plain(name: object) -> bool:
     return isinstance(name, str) and name not in ("", ".", "..") and os.path.basename(name) == name and "\0" not in name
 
 
-def reachable(path: str, content: bytes) -> str:
-    """``path``, or the path of a copy that nobody else can replace. Raises OSError."""
-    # A library's copy would be in memory, and so circumvent a noexec mount.
-    if path.endswith(".so") and mounts.forbids_execution(path):
-        return path
-    return gate.copy_if_exposed(path, content)
-
-
 class Place(NamedTuple):
     """The directory of a cache key; in a lower tier (``is_layer``) nothing is quarantined.
 
@@ -208,8 +198,12 @@ class Place(NamedTuple):
         """The path of the file of this name."""
         return os.path.join(self.directory, name)
 
+    def file(self, path: str) -> CodeFile:
+        """The file at this path, in its cache."""
+        return CodeFile(path, self.root, Kind.KERNEL)
+
     def take(self, name: str) -> str | None:
-        """The path to read the file at; None if it is gone, or nothing attests it. Raises OSError as reachable()."""
+        """The path to read the file at; None if it is gone, or nothing attests it. Raises OSError."""
         path = self.path(name)
         if not os.path.lexists(path) or not self.is_attested(path):
             return None
@@ -218,10 +212,10 @@ class Place(NamedTuple):
         content = self.read(path)
         if content is None:
             return None
-        if not gate.is_known(path, content):
+        if not attestations.is_known(path, content):
             self.is_attested(path)  # reports its replacement, unless that is another writer's good one
             return None
-        return reachable(path, content)
+        return gate.private_path(self.file(path), content)
 
     def group(self, name: str) -> dict[str, str] | None:
         """The paths to read its files at, by name; None unless all match the list's record, or each its own record."""
@@ -250,14 +244,14 @@ class Place(NamedTuple):
             events.count(Count.CODE_VERIFIED)
             return {file: str(digest) for file, digest in stated["files"].items()}
         # A list of an older safecache, adopted, or trusted as private; anything else is refused and reported.
-        if not self.is_attested(path) or not gate.is_known(path, content):
+        if not self.is_attested(path) or not attestations.is_known(path, content):
             return None
         return dict.fromkeys(names_in(content) or ())
 
     def _sealed(self, path: str) -> dict[str, Any]:
         """What the list's record states; empty unless it can be read, verifies, and was made for this environment."""
         try:
-            verdict, stated = manifests.read(CodeFile(path, self.root, Kind.KERNEL))
+            verdict, stated = manifests.read(self.file(path))
         except Unreadable:
             return {}
         return stated if verdict.reason is None and trust.foreign(verdict, Kind.KERNEL) is None else {}
@@ -268,44 +262,37 @@ class Place(NamedTuple):
         except OSError:
             return None  # removed, by whomever: the other files are not to blame
         is_private = is_private and _is_own(status)
-        stamp, now = filesystem.identity(status), time.monotonic()
-        known = _state.now.digests.get(path)
-        if is_private and known is not None and known[:2] == (stamp, digest) and now - known[2] < gate.FRESH:
+        known = attestations.verified_digest(path, status) if is_private else None
+        if known is not None and known.hex() == digest:
             return path
         content = self.read(path)
         if content is None:
             return None
-        if hashlib.sha256(content).hexdigest() != digest:
+        found = hashlib.sha256(content).digest()
+        if found.hex() != digest:
             # Damaged, and then quarantined; or of another writer, which is not done or was killed.
             self.is_attested(path)
             return None
-        _state.now.digests[path] = stamp, digest, now
-        return path if is_private else reachable(path, content)
+        attestations.add_verified(path, status, found)
+        return path if is_private else gate.private_path(self.file(path), content)
 
     def is_attested(self, path: str) -> bool:
         """Whether something attests the file; otherwise it is reported, and quarantined unless in a lower tier."""
         try:
-            return gate.judge_until_stable(
-                lambda: gate.refusal_for_path(CodeFile(path, self.root, Kind.KERNEL)),
-                lambda refusal: self._discard(refusal, path),
-            )
+            if not self.is_layer:
+                return gate.accept_or_quarantine(self.file(path))
+            refusal, remedy = gate.refusal_for_file(self.file(path)), "It lies in a layer, and is left there."
+        except Immovable as error:
+            if quarantine.obstacle(self.root) is not None:  # reported as when a kernel cannot be kept
+                manifests.report_obstacle(self.root, f"{path}: {error.evidence}", error)
+                return False
+            refusal, remedy = error.refusal, "It could not be moved away; remove it."
         except OSError as error:
             _note_unreadable(path, error)
             return False
-
-    def _discard(self, refusal: Refusal, path: str) -> bool:
-        """False, and nothing is done, if something else lies there by now."""
-        remedy = "It lies in a layer, and is left there."
-        if not self.is_layer:
-            try:
-                return gate.discard(refusal, CodeFile(path, self.root, Kind.KERNEL))
-            except Immovable as error:
-                if quarantine.obstacle(self.root) is not None:  # reported as when a kernel cannot be kept
-                    manifests.report_obstacle(self.root, f"{path}: {error.evidence}", error)
-                    return True
-                remedy = "It could not be moved away; remove it."
-        report.refuse(refusal, Kind.KERNEL, path, remedy)
-        return True
+        if refusal is not None:
+            report.refuse(refusal, Kind.KERNEL, path, remedy)
+        return refusal is None
 
     def read(self, path: str) -> bytes | None:
         """The unverified bytes of the file; None if it is gone, or, as reported, cannot or must not be read."""

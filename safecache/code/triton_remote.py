@@ -11,7 +11,6 @@ from typing import Any
 
 from safecache.code import triton_files
 from safecache.code.triton_place import LIST, Place, is_plain
-from safecache.places.layout import CodeFile
 from safecache.reporting import events, report
 from safecache.reporting.kinds import Count, Kind, Reason
 from safecache.reporting.report import Refusal
@@ -112,30 +111,25 @@ class Backend:
     def _objection(self, name: str, content: bytes) -> Refusal | None:
         if not is_plain(name):
             return Refusal(Reason.UNSAFE_NAME, "its name would leave the directory of its key")
-        path, root = self._place.path(name), self._place.root
-        digest = hashlib.sha256(content)
+        file, digest = self._place.file(self._place.path(name)), hashlib.sha256(content)
         if name in self._listed:
             is_it = self._listed[name] == digest.hexdigest()
             return None if is_it else Refusal(Reason.DAMAGED, "its digest is not the one in the record of its group")
         record = self._records.get(name)
-        refusal = gate.judge_by_record(record, CodeFile(path, root, Kind.KERNEL), digest.digest(), lies_there=False)
+        refusal = gate.refusal_for_content(file, digest.digest(), (record,), is_private=False)
         if refusal is None:
-            self._learn(name, record)
+            self._learn(name, manifests.verify(record, file)[1])
             return None
         self._records.pop(name, None)
-        for own in manifests.records(CodeFile(path, root, Kind.KERNEL)):
-            if gate.judge_by_record(own, CodeFile(path, root, Kind.KERNEL), digest.digest(), lies_there=False) is None:
-                self._learn(name, own)
-                return None
-        if gate.is_known(path, content):
+        if gate.refusal_for_content(file, digest.digest(), is_private=False) is None:
+            self._learn(name, manifests.read(file)[1])
             return None
         if record is None:
             return refusal._replace(evidence="there is no record of it, as when stock Triton wrote it")
         return refusal
 
-    def _learn(self, name: str, record: bytes | None) -> None:
+    def _learn(self, name: str, stated: Mapping[str, object]) -> None:
         """The files of a list must be those of its own writer."""
-        _, stated = manifests.verify(record, CodeFile(self._place.path(name), self._place.root, Kind.KERNEL))
         listed = stated.get("files")
         if name.startswith(LIST) and isinstance(listed, Mapping):
             self._listed = {str(file): str(digest) for file, digest in listed.items()}

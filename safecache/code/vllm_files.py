@@ -29,7 +29,7 @@ from safecache.ports import plugs
 from safecache.reporting import events, report
 from safecache.reporting.kinds import Kind, Reason
 from safecache.reporting.report import Refusal
-from safecache.store import bundles, entry_files, gate, manifests
+from safecache.store import bundles, entry_files, gate
 from safecache.tiers.directory_faults import Unreadable
 
 __all__ = [
@@ -157,7 +157,7 @@ def place_artifact(path: str) -> str:
             report.refuse(refusal._replace(cause="artifact"), Kind.TABLE, path, remedy)
         if content is None or refusal is not None:
             raise RefusedArtifactError(f"safecache: {events.refusals()[-1]}")
-    return gate.copy_if_exposed(path, content)
+    return gate.private_path(CodeFile(path, kind=Kind.TABLE), content)
 
 
 def _is_artifact(path: str) -> bool:
@@ -186,14 +186,10 @@ def table(path: str) -> io.StringIO:
 
 
 def _objection(path: str, content: bytes) -> Refusal | None:
-    root = _root(path)
-    if gate.is_known(path, content):
-        return None
     try:
-        record = manifests.read_record_bytes(CodeFile(path, root, Kind.TABLE))
+        return gate.refusal_for_content(CodeFile(path, _root(path), Kind.TABLE), hashlib.sha256(content).digest())
     except Unreadable as error:
         return Refusal(Reason.UNREADABLE, error.evidence)
-    return gate.judge_by_record(record, CodeFile(path, root, Kind.TABLE), hashlib.sha256(content).digest())
 
 
 class Written(io.StringIO):

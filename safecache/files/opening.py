@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from safecache.errors import EntryRefusedError
 from safecache.files import filesystem, folders, ownership
 from safecache.reporting.kinds import Reason
+from safecache.reporting.report import Refusal
 from safecache.settings import config, units
 
 __all__ = [
@@ -42,6 +43,11 @@ class UnusableEntry(Exception):
 
     def __str__(self) -> str:
         return f"it is {self.detail}"
+
+    @property
+    def refusal(self) -> Refusal:
+        """The refusal of a file that is not even read."""
+        return Refusal(self.reason, str(self), found=self.status)
 
 
 def check_regular(status: os.stat_result) -> None:

@@ -21,7 +21,7 @@ from safecache.patching import targets
 from safecache.places.layout import CodeFile
 from safecache.places.refs import Ref
 from safecache.ports import Use, plugs
-from safecache.reporting import events
+from safecache.reporting import events, report
 from safecache.reporting.kinds import Kind, Reason
 from safecache.signing import provenance
 from safecache.store import gate
@@ -99,7 +99,7 @@ def load(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> 
         root, which = _cache(), packages.name_of(place)
         refusal = plugs.load_guard.refusal(Ref(Kind.PACKAGE, "", root), which)
         if refusal is not None:
-            raise gate.refusal_error(refusal._replace(remedy="Make it anew."), CodeFile(str(name), kind=Kind.PACKAGE))
+            raise report.refusal_error(refusal._replace(remedy="Make it anew."), Kind.PACKAGE, str(name))
         return plugs.load_guard.load(Use(Kind.PACKAGE, root, [which], forgives=True), explained)
 
 

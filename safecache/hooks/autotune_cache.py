@@ -47,9 +47,8 @@ class _Results:
         result = self._cache.get(key)
         try:
             file = CodeFile(key, root, Kind.AUTOTUNING)
-            self.attested = result is not None and gate.is_content_attested(
-                file, hashlib.sha256(_canonical(result)).digest()
-            )
+            digest = hashlib.sha256(_canonical(result)).digest()
+            self.attested = result is not None and gate.refusal_for_content(file, digest) is None
         except Unreadable as error:
             self.unread = error
         return result

@@ -19,7 +19,7 @@ from safecache.ports import Use, plugs
 from safecache.reporting import events, report
 from safecache.reporting.kinds import Kind, Reason
 from safecache.reporting.report import Refusal
-from safecache.store import gate
+from safecache.store import attestations, gate
 from safecache.tiers import directory_faults
 
 __all__ = [
@@ -186,7 +186,7 @@ def _without_temporaries(kernel: Any) -> Any:
 
 
 def _is_sound(kernel: Any, directory: str) -> bool:
-    return all(gate.is_known(path, content) for path, content in _files_of_kernel(kernel, directory))
+    return all(attestations.is_known(path, content) for path, content in _files_of_kernel(kernel, directory))
 
 
 def put_static_autotuner(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> None:

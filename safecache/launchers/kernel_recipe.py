@@ -16,7 +16,7 @@ from safecache.files import opening
 from safecache.places.layout import CodeFile
 from safecache.reporting.kinds import Kind
 from safecache.signing import provenance
-from safecache.store import entry_files, gate
+from safecache.store import attestations, entry_files, gate
 
 __all__ = ["Recipe", "autotuner", "compile_result", "freeze", "identify", "keep_cubin", "rebuild"]
 
@@ -123,20 +123,19 @@ def keep_cubin(result: Any) -> None:
     if not kernel.cubin_path:
         result.reload_cubin_path()
     path, raw = kernel.cubin_path, kernel.cubin_raw
+    file = CodeFile(path, os.path.dirname(os.path.dirname(path)), Kind.KERNEL)
     if raw is not None:  # in memory already, from a verified entry
-        gate.attest_in_process(path, raw)
+        attestations.attest_in_process(path, raw)
     try:
         kernel.cubin_path = None  # no unverified file is loaded, whatever happens
-        kernel.cubin_path, _ = gate.verified_load_path(
-            CodeFile(path, os.path.dirname(os.path.dirname(path)), Kind.KERNEL)
-        )
+        kernel.cubin_path, _ = gate.verified_load_path(file)
     except (OSError, EntryRefusedError, opening.UnusableEntry) as error:
         if raw is None:
             raise
         if isinstance(error, OSError):
-            kernel.cubin_path = triton_files.write_private_copy(kernel.name, raw, error)
+            kernel.cubin_path = triton_files.write_private_copy(file, kernel.name, raw, error)
         else:
-            kernel.cubin_path = gate.private_copy(kernel.name, raw, Kind.KERNEL)
+            kernel.cubin_path = gate.private_path(file, raw, is_kept=False)
     with suppress(FileNotFoundError):  # nobody else can put one there: the load that follows raises its own error
         check = opening.check_up_to(entry_files.max_entry_size(Kind.KERNEL))
         _cubins[kernel] = opening.read_regular(kernel.cubin_path, check)

@@ -6,11 +6,12 @@ import errno
 import os
 from typing import NamedTuple
 
+from safecache.errors import EntryRefusedError
 from safecache.reporting import events
 from safecache.reporting.kinds import Kind, Reason
 from safecache.settings import config
 
-__all__ = ["Refusal", "Refused", "fail_write", "refuse", "suggest_fix"]
+__all__ = ["Refusal", "Refused", "fail_write", "refusal_error", "refuse", "suggest_fix"]
 
 
 class Refusal(NamedTuple):
@@ -65,6 +66,14 @@ def refuse(
     events.add_refusal(f"{message}: {evidence}.")
     remedy = f"{consequence} {remedy}".strip()
     events.report(reason, message, why=evidence, cause=cause or kind.value, remedy=remedy, error=error)
+
+
+def refusal_error(refusal: Refusal, kind: Kind, where: str) -> EntryRefusedError:
+    """The error for what cannot be recompiled: counted, but not reported, since the error says it, in every mode."""
+    events.count(refusal.reason)
+    return EntryRefusedError(
+        f"safecache: {kind.noun} {where} is not loaded: {refusal.evidence}. {refusal.remedy}".rstrip()
+    )
 
 
 _ELSEWHERE = "set {variable} to a directory that can be written"

@@ -21,6 +21,7 @@ __all__ = [
     "evidence",
     "examine",
     "foreign",
+    "is_private",
     "judge",
     "unattested",
 ]
@@ -68,6 +69,11 @@ def examine(content: bytes, kind: Kind, cache_key: str, path: str | None) -> Cou
             return contradiction(content, kind, cache_key) or Count.ACCEPTED_PRIVATE
         return Refusal(Reason.NOT_PRIVATE, f"others could have written it: {objection}", _adopt_remedy(path))
     return unattested(verdict, keys, _adopt_remedy(path, sealed=verdict.key_id is not None))
+
+
+def is_private(path: str) -> bool:
+    """Whether ``SAFECACHE_TRUST=private`` lets the file pass, since nobody else could have written it."""
+    return config.current().trust == "private" and ownership.why_not_private(path) is None
 
 
 def contradiction(content: bytes, kind: Kind, cache_key: str) -> Refusal | None:

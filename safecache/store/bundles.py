@@ -189,7 +189,8 @@ def _objection(file: File, ref: Ref, listed: Mapping[str, object], *, lie_there:
     if file.record is None and file.name in listed:
         is_it = listed[file.name] == digest.hex()
         return None if is_it else Refusal(Reason.DAMAGED, "its digest is not the one that was sealed")
-    return gate.judge_by_record(file.record, ref.file(file.name), digest, lies_there=lie_there)
+    is_private = None if lie_there else False
+    return gate.refusal_for_content(ref.file(file.name), digest, (file.record,), is_private=is_private)
 
 
 def _attested(content: bytes, kind: Kind) -> bytes:

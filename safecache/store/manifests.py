@@ -22,7 +22,7 @@ from safecache.places.layout import CodeFile
 from safecache.reporting import events, report
 from safecache.reporting.kinds import Count, Kind, Reason, SealedName
 from safecache.settings import config
-from safecache.signing import keyring, seal
+from safecache.signing import keyring, provenance, seal
 from safecache.signing.keys import Key
 from safecache.store import entry_files, quarantine
 from safecache.tiers import directory_faults, fallback
@@ -38,6 +38,7 @@ __all__ = [
     "read_record_bytes",
     "read_unverified",
     "record_name",
+    "record_of",
     "record_path",
     "records",
     "report_obstacle",
@@ -57,10 +58,10 @@ def write(
     file: CodeFile,
     stated: Mapping[str, Any],
     key: Key,
-    provenance: Mapping[str, str],
+    origin: Mapping[str, str] | None = None,
 ) -> bool:
-    """Seal what is ``stated`` of the file; False, and reported, if that cannot be written."""
-    record = seal_record(file, stated, key, provenance)
+    """Seal what is ``stated`` of the file; False, and reported, if that cannot be written. ``origin``: if not here."""
+    record = seal_record(file, stated, key, provenance.statement(file.kind) if origin is None else origin)
     place = record_path(file)
     written = publish(place, record, file.root, f"the record of {file.kind.noun} {file.path}", file.kind)
     if written:
@@ -72,11 +73,18 @@ def seal_record(
     file: CodeFile,
     stated: Mapping[str, Any],
     key: Key,
-    provenance: Mapping[str, str],
+    origin: Mapping[str, str],
 ) -> bytes:
     """The record of what is ``stated`` of the file."""
     own = record_name(file)
-    return seal.attach(json.dumps(stated).encode(), file.kind, own, key, provenance, config.current().namespace)
+    return seal.attach(json.dumps(stated).encode(), file.kind, own, key, origin, config.current().namespace)
+
+
+def record_of(file: CodeFile, content: bytes, also: Mapping[str, Any]) -> bytes | None:
+    """The record that gate.attest_file() would write of ``content``, for another cache; None without a signing key."""
+    key = keyring.current().signing
+    stated = {"sha256": hashlib.sha256(content).hexdigest(), **also}
+    return None if key is None else seal_record(file, stated, key, provenance.statement(file.kind))
 
 
 def publish(path: str, content: bytes, root: str, what: str, kind: Kind) -> bool:

@@ -17,6 +17,7 @@ from safecache import loads
 from safecache.files import folders, mounts, ownership, private_directory
 from safecache.reporting import events
 from safecache.reporting.kinds import Reason
+from safecache.reporting.report import Refusal
 from safecache.session import Part, inherit
 from safecache.settings import config
 
@@ -74,6 +75,10 @@ class Unreadable(Unsettled):
 
 class Immovable(Unsettled):
     """A file is refused and cannot be quarantined; ``strerror`` says why it is refused, and what prevents that."""
+
+    def __init__(self, number: int, text: str, path: str | None, refusal: Refusal | None = None) -> None:
+        super().__init__(number, text, path)
+        self.refusal = refusal
 
 
 def _make(directory: str) -> None:

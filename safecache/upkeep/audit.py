@@ -176,7 +176,20 @@ def adopt(root: str) -> Resealing:
         return content is not None
 
     steps = [(location.path, partial(seal_file, location)) for location in layout.walk(root)]
-    return each(steps + [(file.path, partial(gate.adopt, file)) for file in layout.code(root)])
+    return each(steps + [(file.path, partial(_adopt_code, file)) for file in layout.code(root)])
+
+
+def _adopt_code(file: CodeFile) -> bool:
+    refusal = gate.refusal_for_file(file)
+    if refusal is None:
+        return False
+    digest = opening.digest_regular(file.path, opening.check_private(file.path), flags=os.O_NOFOLLOW)
+    if refusal.reason in trust.UNATTESTED:
+        refusal = gate.refusal_for_content(file, digest, is_private=True)
+    if refusal is not None:
+        raise EntryRefusedError(f"{refusal.reason.value}: {refusal.evidence}")
+    gate.attest_file(file, digest=digest)
+    return True
 
 
 def _adoptable(location: layout.Location, keys: keyring.Keyring) -> bytes | None:

@@ -8,7 +8,7 @@ from safecache import session
 from safecache.code import private_build
 from safecache.errors import EntryRefusedError
 from safecache.places.layout import CodeFile
-from safecache.store import gate
+from safecache.store import attestations, gate
 
 INCLUDE = b"#include <torch/csrc/inductor/cpp_prefix.h>\n"
 
@@ -46,14 +46,14 @@ def header(root):
 
 
 def test_source_that_this_process_has_generated_is_read(check, source):
-    gate.attest_in_process(str(source), b"int f();")
+    attestations.attest_in_process(str(source), b"int f();")
     check(source)
 
 
 @pytest.mark.parametrize("expected", [True, False], ids=["replaced", "unknown"])
 def test_source_that_is_another_is_not(check, source, expected):
     if expected:
-        gate.attest_in_process(str(source), b"int g();")
+        attestations.attest_in_process(str(source), b"int g();")
     with pytest.raises(EntryRefusedError, match=r"abc\.cpp was replaced"):
         check(source)
 
@@ -71,7 +71,7 @@ def test_compiler_is_no_input(check, root):
 @pytest.mark.parametrize("expected", [True, False], ids=["known", "of-before-the-hooks"])
 def test_header_that_includes_one_of_torchs_own_is_read(check, header, expected):
     if expected:
-        gate.attest_in_process(str(header), INCLUDE)
+        attestations.attest_in_process(str(header), INCLUDE)
     check("-include", header)
 
 
@@ -88,7 +88,7 @@ def test_header_that_includes_one_of_torchs_own_is_read(check, header, expected)
 @pytest.mark.parametrize("expected", [True, False], ids=["known", "of-before-the-hooks"])
 def test_header_that_holds_anything_else_is_not(check, header, content, expected):
     if expected:
-        gate.attest_in_process(str(header), INCLUDE)
+        attestations.attest_in_process(str(header), INCLUDE)
     header.write_bytes(content)
     with pytest.raises(EntryRefusedError, match=r"h\.h was replaced"):
         check("-include", header)

@@ -16,7 +16,7 @@ from safecache.reporting.kinds import Kind, Reason
 from safecache.settings import config
 from safecache.signing import keyring, provenance, seal
 from safecache.signing.keys import Key
-from safecache.store import entry_files, gate, manifests
+from safecache.store import attestations, entry_files, gate, manifests
 from safecache.tiers.directory_faults import Unreadable
 
 
@@ -38,7 +38,7 @@ def library(root):
 
 def forget(monkeypatch):
     """As a new process would begin."""
-    gate._state.reset()
+    attestations._state.reset()
 
 
 def admit(path, root):
@@ -187,10 +187,10 @@ def test_what_the_kernel_says_of_a_file_is_no_evidence_in_the_next_process(libra
 def test_what_the_kernel_says_of_a_file_is_evidence_for_seconds_only(library, root, monkeypatch):
     gate.attest_file(CodeFile(str(library), str(root)))
     now = [0.0]
-    monkeypatch.setattr(gate.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(attestations.time, "monotonic", lambda: now[0])
     assert gate.refusal_for_file(CodeFile(str(library), str(root))) is None
     change_below_the_file_system(monkeypatch, library, b"\x7fELF evil")
-    now[0] = gate.FRESH
+    now[0] = attestations._FRESH
     assert gate.refusal_for_file(CodeFile(str(library), str(root))).reason is Reason.DAMAGED
 
 
@@ -230,7 +230,7 @@ class TestWithoutASealingKey:
         assert len(written) == 2 and not any(keyring.hand_down() in content for content in written)
 
     def test_a_record_for_another_cache_is_not_made(self, library):
-        assert gate.record_of(CodeFile(str(library)), b"code", {}) is None
+        assert manifests.record_of(CodeFile(str(library)), b"code", {}) is None
 
     def test_the_record_of_somebody_who_can_seal_is_left(self, library, root, monkeypatch):
         stranger = Key.derive(b"the key of a build farm, which verifies here")
@@ -336,7 +336,7 @@ def test_record_is_of_what_was_written_not_of_what_lies_there(library, root, mon
 def test_record_for_another_cache_is_the_one_that_is_kept_here(library, root):
     gate.attest_file(CodeFile(str(library), str(root)), content=b"what was written")
     (record,) = root.glob(".safecache/records/*/*")
-    assert gate.record_of(CodeFile(str(library)), b"what was written", {}) == record.read_bytes()
+    assert manifests.record_of(CodeFile(str(library)), b"what was written", {}) == record.read_bytes()
 
 
 @pytest.mark.parametrize("opened", ["file", "directory"])

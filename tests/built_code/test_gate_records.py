@@ -15,9 +15,10 @@ from safecache.files.opening import UnusableEntry
 from safecache.places.layout import CodeFile
 from safecache.reporting import events
 from safecache.reporting.kinds import Kind, Reason
-from safecache.signing import keyring, provenance, seal
-from safecache.store import entry_files, gate, manifests
+from safecache.signing import keyring, provenance, seal, trust
+from safecache.store import attestations, entry_files, gate, manifests
 from safecache.tiers.directory_faults import Immovable, Unreadable
+from safecache.upkeep import audit
 
 CONTENT = b"def call(args): ..."
 SOURCE = Kind.SOURCE
@@ -33,7 +34,7 @@ def source(tmp_path, monkeypatch):
 
 def forget(monkeypatch):
     """As a new process would begin."""
-    gate._state.reset()
+    attestations._state.reset()
     keyring.renew()
 
 
@@ -46,7 +47,7 @@ def keep(path, content=CONTENT, kind=SOURCE):
 
 
 def states(path, content=CONTENT, kind=SOURCE):
-    return gate.is_content_attested(CodeFile(str(path), root_of(path), kind), hashlib.sha256(content).digest())
+    return gate.refusal_for_content(CodeFile(str(path), root_of(path), kind), hashlib.sha256(content).digest()) is None
 
 
 def refuse_writes(monkeypatch):
@@ -58,7 +59,7 @@ def refuse_writes(monkeypatch):
 
 def test_process_attests_what_it_expects_without_a_record(source):
     assert not states(source)
-    gate.attest_in_process(str(source), CONTENT)
+    attestations.attest_in_process(str(source), CONTENT)
     assert states(source) and not states(source, b"another")
     assert not manifests.exists(CodeFile(str(source), root_of(source), SOURCE))
 
@@ -91,12 +92,12 @@ def test_private_trust_takes_what_nobody_else_could_have_written(source, setting
     settings(SAFECACHE_TRUST="private")
     source.write_bytes(CONTENT)
     source.parent.chmod(mode)
-    assert states(source) == gate.is_private(str(source)) == attested
+    assert states(source) == trust.is_private(str(source)) == attested
 
 
 def test_signed_trust_takes_nothing_for_lying_where_nobody_else_writes(source):
     source.write_bytes(CONTENT)
-    assert not gate.is_private(str(source))
+    assert not trust.is_private(str(source))
 
 
 def test_kernels_of_one_name_in_two_directories_have_records_of_their_own(tmp_path, monkeypatch):
@@ -197,7 +198,7 @@ def test_damaged_record_moves_the_file_away_and_counts(source, monkeypatch):
 
 
 def adopt(path):
-    return gate.adopt(CodeFile(str(path), root_of(path), SOURCE))
+    return audit._adopt_code(CodeFile(str(path), root_of(path), SOURCE))
 
 
 def test_private_file_is_adopted_once(source, monkeypatch):
@@ -235,7 +236,7 @@ def test_code_that_others_can_replace_is_loaded_from_a_copy(exposed):
     keep(exposed)
     path, content = gate.verified_load_path(CodeFile(str(exposed), root_of(exposed), SOURCE))
     assert content == CONTENT and path != str(exposed) and open_bytes(path) == CONTENT
-    assert gate.is_known(path, CONTENT), "or it could not be judged when it is loaded"
+    assert attestations.is_known(path, CONTENT), "or it could not be judged when it is loaded"
 
 
 def test_code_that_is_replaced_after_it_was_judged_is_not_loaded(exposed, monkeypatch):
@@ -262,7 +263,7 @@ def test_private_code_is_loaded_from_where_it_lies(source):
     keep(source)
     source.write_bytes(CONTENT)
     assert gate.verified_load_path(CodeFile(str(source), root_of(source), SOURCE)) == (str(source), None)
-    assert gate.copy_if_exposed(str(source), CONTENT) == str(source)
+    assert gate.private_path(CodeFile(str(source)), CONTENT) == str(source)
 
 
 def test_code_of_a_noexec_mount_is_not_copied_to_memory(exposed, monkeypatch):
@@ -307,7 +308,7 @@ def test_file_that_nothing_attests_is_refused_each_time(source):
 
 
 def test_what_this_process_has_made_needs_no_record(source, monkeypatch):
-    gate.attest_in_process(str(source), CONTENT)
+    attestations.attest_in_process(str(source), CONTENT)
     source.write_bytes(CONTENT)
     refuse_reading(monkeypatch, "read_regular")
     assert judge(source) is None
@@ -323,7 +324,7 @@ def test_file_is_read_once_while_the_kernel_says_it_is_the_same(source, monkeypa
 
 @pytest.mark.parametrize("readable", [True, False], ids=["no-record", "unreadable-record"])
 def test_library_that_this_process_expects_needs_no_record(source, monkeypatch, readable):
-    gate.attest_in_process(str(source), CONTENT)
+    attestations.attest_in_process(str(source), CONTENT)
     source.write_bytes(CONTENT)
     if not readable:
         refuse_records(monkeypatch)
@@ -416,7 +417,7 @@ class TestRecordThatCannotBeRead:
 
     def test_what_this_process_has_made_needs_none(self, source, unreadable):
         unreadable(1000)
-        gate.attest_in_process(str(source), CONTENT)
+        attestations.attest_in_process(str(source), CONTENT)
         gate.quarantine_unattested(CodeFile(str(source), root_of(source), SOURCE))
         assert states(source)
 

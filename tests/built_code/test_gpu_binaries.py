@@ -12,14 +12,14 @@ from safecache.errors import EntryRefusedError
 from safecache.files import ownership
 from safecache.places.layout import CodeFile
 from safecache.reporting import events
-from safecache.store import gate
+from safecache.store import attestations, gate
 
 CUBIN = b"\x7fELF cubin"
 
 
 def forget(monkeypatch):
     """As a new process would begin."""
-    gate._state.reset()
+    attestations._state.reset()
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 
 from safecache.places.layout import CodeFile
 from safecache.reporting import events
-from safecache.store import entry_files, gate, manifests
+from safecache.store import attestations, entry_files, gate, manifests
 
 CODE = b"\x7fELF code"
 
@@ -32,7 +32,7 @@ def library(root, monkeypatch):
 
 def forget(monkeypatch):
     """As a new process would begin."""
-    gate._state.reset()
+    attestations._state.reset()
     events._state.reset()
 
 

@@ -17,7 +17,7 @@ from safecache.reporting import events
 from safecache.reporting.kinds import Kind
 from safecache.signing import keyring, seal
 from safecache.signing.keys import Key
-from safecache.store import gate
+from safecache.store import attestations, gate
 from safecache.upkeep.audit import adopt
 
 CODE = b"\x7fELF library"
@@ -202,7 +202,7 @@ def test_code_that_was_exchanged_before_it_was_packed_is_not_sealed(tmp_path, so
 
 
 def test_code_that_was_built_by_another_process_needs_its_record(tmp_path, sources, monkeypatch):
-    gate._state.reset()
+    attestations._state.reset()
     make(tmp_path / "model.pt2", sources)
     with packages.verified_package(tmp_path / "model.pt2"):
         pass

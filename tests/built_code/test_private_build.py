@@ -20,7 +20,7 @@ from safecache.files import private_directory
 from safecache.hooks import generated_code
 from safecache.places.layout import CodeFile
 from safecache.reporting import events
-from safecache.store import gate, manifests
+from safecache.store import attestations, gate, manifests
 
 TEXT = b"int kernel() { return 1; }"
 
@@ -77,7 +77,7 @@ def test_source_that_was_there_already_is_kept_as_it_was_found(root, place):
 def test_object_that_this_process_built_or_verified_is_taken(root, place):
     path = root / "kernel.o"
     path.write_bytes(b"object")
-    gate.attest_in_process(str(path), b"object")
+    attestations.attest_in_process(str(path), b"object")
     assert command(root, place, path)[1] == f"{place}/kernel.o"
 
 
@@ -85,7 +85,7 @@ def test_object_that_this_process_built_or_verified_is_taken(root, place):
 @pytest.mark.parametrize("how", ["exchanged", "fifo", "link"])
 def test_object_that_was_exchanged_since_is_refused(root, place, how):
     path = root / "kernel.o"
-    gate.attest_in_process(str(path), b"object")
+    attestations.attest_in_process(str(path), b"object")
     if how == "exchanged":
         path.write_bytes(b"evil")
     elif how == "fifo":
@@ -100,7 +100,7 @@ def test_object_that_was_exchanged_since_is_refused(root, place, how):
 
 def test_object_of_a_cache_that_was_cleared_is_missing_and_not_refused(root, place):
     path = root / "kernel.o"
-    gate.attest_in_process(str(path), b"object")
+    attestations.attest_in_process(str(path), b"object")
     with pytest.raises(FileNotFoundError):
         command(root, place, path)
     assert os.listdir(place) == [private_directory._RECORD]
@@ -127,7 +127,7 @@ def header(root):
     path.write_bytes(b"evil")
     compiled = root / "prefix.h.gch"
     compiled.write_bytes(b"compiled")
-    gate.attest_in_process(str(compiled), b"compiled")
+    attestations.attest_in_process(str(compiled), b"compiled")
     return path
 
 
@@ -149,7 +149,7 @@ def test_precompiled_form_that_is_not_in_order_is_left_out(root, source, header,
     elif how == "gone":
         compiled.unlink()
     else:
-        del gate._state.now.known[str(compiled)]
+        del attestations._state.now.known[str(compiled)]
     copy = command(root, place, source, "-include", header)[3]
     assert os.listdir(os.path.dirname(copy)) == ["prefix.h"]
 
@@ -180,7 +180,7 @@ def test_output_is_published_with_its_record_first_and_the_mode_it_was_given(roo
     assert private_build.publish(place, str(target), str(root))
     assert seen == [False, False], "the record and the file"
     assert target.read_bytes() == b"library" and stat.S_IMODE(target.stat().st_mode) == 0o755
-    gate._state.reset()
+    attestations._state.reset()
     gate.quarantine_unattested(CodeFile(str(target), str(root)))
     assert target.exists()
 
@@ -273,7 +273,8 @@ def test_precompiled_header_appears_whole_and_after_its_record(root, source, bui
             assert not target.exists() and os.path.dirname(made) == str(root)
             stated = manifests.read_record_bytes(CodeFile(str(target), str(root)))
             published.append(
-                gate.judge_by_record(stated, CodeFile(str(target), str(root)), hashlib.sha256(TEXT).digest()) is None
+                gate.refusal_for_content(CodeFile(str(target), str(root)), hashlib.sha256(TEXT).digest(), (stated,))
+                is None
             )
         rename()
 

@@ -8,7 +8,7 @@ from safecache import session
 from safecache.code import sources
 from safecache.errors import EntryRefusedError
 from safecache.reporting import events
-from safecache.store import gate
+from safecache.store import attestations
 from safecache.tiers.directory_faults import Immovable
 
 SOURCE = b"print('generated')\n"
@@ -73,7 +73,7 @@ def test_source_is_executed_if_its_name_is_the_hash_of_its_content(root):
     with pytest.raises(EntryRefusedError, match="nobody in this process generated it"):
         sources.admit(str(path), "name", lambda text: "other")
     assert events.counters() == {"unsealed": 1}
-    gate.attest_in_process(str(path), SOURCE)
+    attestations.attest_in_process(str(path), SOURCE)
     assert sources.admit(str(path), "name", lambda text: "other") == str(path)
 
 

@@ -42,7 +42,7 @@ class _Digests(set):
 
 
 class _Known(dict):
-    """safecache.store.gate's digests by path."""
+    """The digests by path of safecache.store.attestations."""
 
     def __setitem__(self, path, digests):
         kept = _Digests()
@@ -57,8 +57,8 @@ class _Known(dict):
 
 def _watch_gate() -> None:
     """As soon as safecache's modules are there, and so before they have let anything through."""
-    attesting = sys.modules.get("safecache.store.gate")
-    if not hasattr(attesting, "refused") or isinstance(attesting._state.now.known, _Known):
+    attesting = sys.modules.get("safecache.store.attestations")
+    if not hasattr(attesting, "verified_digest") or isinstance(attesting._state.now.known, _Known):
         return
     state = attesting._state.now
     known, state.known = state.known, _Known()

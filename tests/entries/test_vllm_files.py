@@ -16,7 +16,7 @@ from safecache.code import vllm_files
 from safecache.errors import CacheWriteError, EntryRefusedError
 from safecache.hooks import vllm
 from safecache.signing import keyring
-from safecache.store import gate
+from safecache.store import attestations
 from safecache.testing import failing
 
 TABLE = {((1, 128), 0, "inductor_standalone"): {"graph_handle": ("artifact_0", "/a/artifact_0"), "cache_key": "a0"}}
@@ -35,7 +35,7 @@ def write(path, text):
 
 def read(path):
     """As CompilerManager.initialize_cache() does, in another process."""
-    gate._state.reset()
+    attestations._state.reset()
     with opened(path) as file:
         return ast.literal_eval(file.read())
 

@@ -24,7 +24,7 @@ from safecache.hooks import compiler_cache, vllm
 from safecache.patching import patching
 from safecache.patching.targets import TARGETS
 from safecache.reporting.kinds import Kind
-from safecache.store import gate
+from safecache.store import attestations
 
 WHEEL = os.environ.get("SAFECACHE_TEST_VLLM")
 torch = SimpleNamespace(compiler=SimpleNamespace())
@@ -177,7 +177,7 @@ def test_vllm_reads_its_table_while_it_is_its_own(tmp_path):
     manager = Manager(cache_file_path=str(tmp_path / vllm_files.TABLE))
     table = {((1, 128), 0, "inductor_standalone"): {"graph_handle": ("a", "b"), "cache_key": "c"}}
     manager.has(table)
-    gate._state.reset()
+    attestations._state.reset()
     assert list(manager.finds()) == [(Range(1, 128), 0, "inductor_standalone")]
     (tmp_path / vllm_files.TABLE).write_text(repr(table).replace("'a'", "'z'"))
     assert manager.finds() == {}

@@ -31,7 +31,7 @@ from safecache.reporting.kinds import Kind, Reason
 from safecache.settings import timestamps
 from safecache.signing import key_files, keyring, keys, provenance, seal, trust
 from safecache.signing.keys import Algorithm, Key
-from safecache.store import gate
+from safecache.store import attestations, gate
 from safecache.upkeep import oci
 
 CORPUS = Path(__file__).parent / "corpus"
@@ -121,7 +121,7 @@ def check_record(content: bytes) -> None:
 def _judge(content: bytes) -> report.Refusal | None:
     """As a process that has seen nothing before, and finds LIBRARY with ``content`` as its record."""
     with (
-        mock.patch.object(gate._state, "now", gate._State()),
+        mock.patch.object(attestations._state, "now", attestations._State()),
         mock.patch.object(gate.filesystem, "identity", lambda _: list(_STAMP)),
         mock.patch.object(gate.entry_files, "read_entry", lambda *_: content),
         mock.patch.object(gate.filesystem, "lstat", lambda _: _STATUS),

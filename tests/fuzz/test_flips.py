@@ -20,7 +20,7 @@ from safecache.reporting import events
 from safecache.reporting.kinds import Reason
 from safecache.signing import seal
 from safecache.signing.keys import Algorithm
-from safecache.store import entry_files, gate, manifests
+from safecache.store import attestations, entry_files, gate, manifests
 
 # A flip is verified in microseconds under a MAC, and in a tenth of a millisecond under a signature.
 FLIPS = {Algorithm.HMAC_SHA256: 8_000, Algorithm.ED25519: 2_000}
@@ -80,7 +80,7 @@ def library(tmp_path, monkeypatch):
 
 def judge(library):
     """What a process says of it that has seen nothing before."""
-    gate._state.reset()
+    attestations._state.reset()
     return gate.refusal_for_file(CodeFile(str(library), str(library.parents[1])))
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from safecache.code import triton_place
-from safecache.store import gate
+from safecache.store import attestations
 from safecache.tiers import fallback, levels
 
 
 def forget_kernels() -> None:
     """What this process knows of Triton's files."""
-    gate._state.reset()
+    attestations._state.reset()
     triton_place._state.reset()
 
 

@@ -20,7 +20,7 @@ from safecache.reporting import events
 from safecache.reporting.kinds import Kind
 from safecache.signing import keyring, provenance, seal
 from safecache.signing.keys import Key
-from safecache.store import bundles, gate, manifests
+from safecache.store import attestations, bundles, manifests
 
 pytest.importorskip("zstandard")
 
@@ -83,7 +83,7 @@ class Host:
     @staticmethod
     def forgets():
         assert sender.flush(20) == 0
-        gate._state.reset()
+        attestations._state.reset()
         exchange._state.reset()
 
 

@@ -31,7 +31,7 @@ from safecache.reporting.kinds import Kind
 from safecache.settings import config
 from safecache.signing import key_files, keyring, provenance, seal
 from safecache.signing.keys import Key
-from safecache.store import gate, manifests
+from safecache.store import attestations, gate, manifests
 from safecache.tiers import fallback, levels
 from safecache.upkeep import audit, quarantined
 from safecache.upkeep.audit import adopt
@@ -381,7 +381,7 @@ class Extension(Attested):
     """A library that ninja has built, and finds up to date: that it is left counts as harm."""
 
     kind, cache_key = Kind.NATIVE_CODE, "probe/probe.so"
-    looks = (gate, "attest_in_process", 1)
+    looks = (attestations, "attest_in_process", 1)
 
     def __init__(self, base, trojan):
         super().__init__(base, trojan)
@@ -591,7 +591,7 @@ ATTACKS = {
 
 def _cell(sink: Sink, attack, strict: bool, key: Key | None = None, flow=lambda sink: None) -> dict:
     """What came of one attack, in a process that remembers nothing of the one before."""
-    gate._state.reset()
+    attestations._state.reset()
     events._state.reset()
     sink.marker.unlink(missing_ok=True)
     sink.clear()

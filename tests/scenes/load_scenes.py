@@ -9,14 +9,14 @@ import sys
 import sysconfig
 import zipfile
 
+from safecache.store import attestations
+
 
 def load_shared_object(site, path):
     """Have one of the layers load a shared object the way it loads its own, which it has just built."""
     if os.path.isfile(path) and "safecache" in sys.modules:
-        from safecache.store import gate
-
         with open(path, "rb") as file:
-            gate.attest_in_process(path, file.read())
+            attestations.attest_in_process(path, file.read())
     if site == "inductor":
         from torch._inductor.codecache import CppCodeCache
 

@@ -18,7 +18,7 @@ from safecache.code import packages
 from safecache.files import filesystem
 from safecache.places import layout
 from safecache.signing import key_files, keyring, seal
-from safecache.store import gate, manifests
+from safecache.store import attestations, manifests
 from safecache.upkeep import audit
 from safecache.upkeep.audit import adopt
 
@@ -122,7 +122,7 @@ def each_exchange(swapper, evil, monkeypatch):
         def at(moment, back):
             shutil.rmtree(copy, ignore_errors=True)
             shutil.copytree(root, copy)
-            gate._state.reset()
+            attestations._state.reset()
             swapper.begin(copy / path, evil, moment, back)
             run(copy)
             swapper.works = False

@@ -12,7 +12,7 @@ from safecache.places import layout
 from safecache.places.layout import CodeFile
 from safecache.reporting.kinds import Kind
 from safecache.signing import key_files, keyring
-from safecache.store import gate, manifests
+from safecache.store import attestations, gate, manifests
 
 INDUCTOR, KERNEL, NESTED = "ab/cabcd.main.so", f"{'K' * 52}/mul.cubin", f"triton/0/{'N' * 52}/add.json"
 
@@ -33,7 +33,7 @@ def forgetful(monkeypatch):
     """As each time in another process."""
 
     def forget():
-        gate._state.reset()
+        attestations._state.reset()
         keyring.renew()
 
     forget()
