@@ -61,16 +61,12 @@ class Compile(threading.local):
     kernel_write: Any = None
     is_sending = False
     # Of what is built: who decides on torch's locks; the lock of an extension's directory, and whether only its plan is
-    # wanted; the source that was written last; whether libraries are verified, which no tier has, the source of the one
-    # that is looked for, and the error of the last one.
+    # wanted; the source that was written last; the code.library_builds.Build.
     lock_guard: Any = None
     extension_lock: Any = None
     is_planning = False
     written = ""
-    is_guarded = False
-    absent: set[str] = set()  # noqa: RUF012  replaced before it is added to
-    source = ""
-    build_error: Exception | None = None
+    build: Any = None
     # Of features: the flights.scopes that it compiles in, and whether it may wait there; the trials.first_runs trial;
     # a tuning whose configurations are shared out; the tunings of isolation, the one whose turn it is, whether a kernel
     # is only asked for, and what was made for this triton.compile() before it began; a server's model, and what it was

@@ -9,12 +9,13 @@ import os
 import stat
 
 from safecache.files import mounts, opening, ownership
+from safecache.places.layout import CodeFile
 from safecache.reporting import events
 from safecache.reporting.kinds import Kind, Reason
 from safecache.settings import config
-from safecache.store import entry_files
+from safecache.store import entry_files, gate
 
-__all__ = ["executable_path", "objection"]
+__all__ = ["executable_path", "load_path", "objection"]
 
 
 class _Refused(Exception):
@@ -24,6 +25,16 @@ class _Refused(Exception):
         super().__init__(detail)
         self.reason = reason
         self.remedy = remedy
+
+
+def load_path(file: CodeFile) -> str:
+    """Where to load the library from, once it is verified: executable_path(), or out of others' reach.
+
+    Raises EntryRefusedError, in every mode, if nothing attests it; OSError if it or its record cannot be read.
+    """
+    verified, content = gate.verified_load_path(file)
+    copied = executable_path(file.path, content)
+    return verified if copied == file.path else copied
 
 
 def executable_path(path: str, content: bytes | None = None) -> str:

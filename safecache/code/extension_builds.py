@@ -33,7 +33,6 @@ from safecache.places.layout import CodeFile
 from safecache.reporting import events
 from safecache.reporting.kinds import Reason
 from safecache.reporting.report import Refusal
-from safecache.settings import config
 from safecache.signing import trust
 from safecache.store import attestations, gate, manifests
 from safecache.tiers import directory_faults
@@ -335,5 +334,4 @@ def admit(directory: str, name: str) -> str:
     """Where to load the library ``name`` from. Raises EntryRefusedError in default mode too, and OSError."""
     place = _verified.get(directory)
     path = os.path.join(place or directory, name)
-    verified, content = (path, None) if place is None else gate.verified_load_path(CodeFile(path, place))
-    return exec_directory.executable_path(path, content) if config.current().exec_dir else verified
+    return exec_directory.executable_path(path) if place is None else exec_directory.load_path(CodeFile(path, place))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 import os
 import shlex
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Any
 
 from safecache import compiles
@@ -18,78 +18,112 @@ from safecache.places.refs import locate
 from safecache.ports import Requested, plugs, tell
 from safecache.reporting import events
 from safecache.reporting.kinds import Kind, Reason
-from safecache.session import ForkLock
 from safecache.store import attestations, bundles, directories, entry_files, gate, manifests
 from safecache.tiers import directory_faults
 
-__all__ = [
-    "are_attested",
-    "build",
-    "guarding",
-    "is_found",
-    "looking",
-    "mark_loaded",
-    "pop_build_error",
-    "probing",
-    "quarantine_or_copy",
-    "tell_inputs",
-    "tell_source",
-]
+__all__ = ["Build", "are_attested", "attach_inputs", "current", "mark_loaded"]
 
 _SCRATCH = "CxxBuild"
-
-
-def pop_build_error() -> Exception | None:
-    """The error of this thread's last guarded build or check, once: None if there was none since the last call."""
-    failed, compiles.current.build_error = compiles.current.build_error, None
-    return failed
-
-
-# Held by the thread that finds out which vector instructions this CPU has.
-_probing = ForkLock()
-
-
-def probing() -> ForkLock:
-    """The lock under which torch probes this CPU.
-
-    It changes the flags of an instruction set while it probes that, and another thread that came meanwhile would keep
-    those: what is built with them is looked for under another name than what the last process built.
-    """
-    return _probing
-
-
-@contextmanager
-def guarding(guarded: bool = True) -> Iterator[None]:
-    """Wrap code that builds a library unless there is one: what it finds is verified, what it builds is attested."""
-    absent = compiles.current.absent if compiles.current.is_guarded else set()
-    with compiles.scope(is_guarded=guarded, absent=absent):
-        yield
-
-
 # As torch ends the name of the source that the library of a kernel is named after.
 _MAIN = ".main.cpp"
 
 
-@contextmanager
-def looking() -> Iterator[None]:
-    """Wrap the search for one library, up to where it is built if it is not there: is_found() tells of this library."""
-    with compiles.scope(source=""):
-        yield
+def current() -> Build:
+    """The search for libraries that this thread is in; one that verifies nothing where it is in none."""
+    return compiles.current.build or Build()
 
 
-def tell_source(path: str) -> None:
-    """Note, for looking(), that a source was written or found at ``path``."""
-    if path.endswith(_MAIN):
-        compiles.current.source = path
+class Build:
+    """A search of this thread for libraries, and the build of those that it does not find.
 
+    ``verifies``: what is found is verified, and what is built is attested. ``error``: the last that it met.
+    """
 
-def is_found() -> bool:
-    """In looking(): whether the library is there and attested, or in a lower tier, from which it is copied then."""
-    if not compiles.current.source:
-        return False
-    path = compiles.current.source.removesuffix(".cpp") + ".so"
-    root = root_of(path)
-    return gate.is_attested(CodeFile(path, root)) or _is_fetched(path, root)
+    def __init__(self, *, verifies: bool = False) -> None:
+        self.error: Exception | None = None
+        self._verifies = verifies
+        self._source = ""
+        # Those that no tier has.
+        self._absent: set[str] = set()
+
+    def note_source(self, path: str) -> None:
+        """Note that a source was written or found at ``path``: is_found() tells of its library."""
+        if path.endswith(_MAIN):
+            self._source = path
+
+    def is_found(self) -> bool:
+        """Whether the library is there and attested, or in a lower tier, from which it is copied then."""
+        if not self._source:
+            return False
+        path = self._source.removesuffix(".cpp") + ".so"
+        root = root_of(path)
+        return gate.is_attested(CodeFile(path, root)) or _is_fetched(path, root)
+
+    def settle_target(self, path: str) -> None:
+        """As torch asks for a file at ``path``: quarantine an unattested one, or copy one from a lower tier.
+
+        Raises directory_faults.Unsettled if it cannot be quarantined or verified; EntryRefusedError in strict mode.
+        """
+        # A precompiled header of 150 MB is verified when something is built with it.
+        if not self._verifies or private_build.is_dispensable(path):
+            return
+        root = root_of(path)
+        try:
+            is_there = gate.quarantine_unattested(CodeFile(path, root))
+            _settle_marker(path + LOADED, root, is_there)
+        except directory_faults.Unsettled as error:
+            self.error = error
+            raise
+        tell(Requested(locate(Kind.NATIVE_CODE, path, root)))
+        if not is_there and path not in self._absent and not _is_fetched(path, root):
+            self._absent.add(path)
+
+    def run(self, make: Callable[[], Any], builder: Any) -> Any:
+        """What ``make`` returns, which has the builder build its library; None if it was built privately instead.
+
+        The build is out of others' reach, and a record attests the library. Raises what the build does, and
+        EntryRefusedError if an input was replaced.
+        """
+        if not self._verifies:
+            return make()
+        sources_of_parent = getattr(builder, "_safecache_sources", None)
+        attestations.import_known(sources_of_parent or {})
+        with compiles.scope(build=None):
+            path = builder.get_target_file_path()
+            root = root_of(path)
+            result = None
+            privately = private_build.is_needed(path) and _build_privately(builder, path, root)
+            if not privately:
+                command = shlex.split(builder.get_command_line())
+                if sources_of_parent is not None:
+                    private_build.check_inputs(command, path, root, generated.headers_folder() or "")
+                if private_build.is_dispensable(path) and command.count(path) == 1:
+                    self._make_unseen(builder, command, path, root)
+                else:
+                    result = self._make(make, builder)
+                    gate.attest_file(CodeFile(path, root))
+        directories.propagate_file(CodeFile(path))
+        return result
+
+    def _make_unseen(self, builder: Any, command: list[str], path: str, root: str) -> None:
+        """Build a precompiled header, which torch looks for without a lock: it appears whole, and after its record."""
+        unseen = copy.copy(builder)
+        with temporaries.beside(path) as temporary:
+            unseen.get_command_line = lambda: shlex.join([temporary if word == path else word for word in command])
+            self._make(unseen.build, builder)
+            gate.attest_file(CodeFile(path, root), made_at=temporary)
+            with folders.open_parent(root, path) as (folder, name):
+                folder.rename(os.path.basename(temporary), folder, name)
+
+    def _make(self, make: Callable[[], Any], builder: Any) -> Any:
+        try:
+            return make()
+        except Exception as error:
+            self.error = error
+            # Remove the directory that the compiler ran in.
+            with suppress(OSError), folders.open_subdirectory(builder._output_dir) as folder:
+                folder.rmdir(f"{builder._name}_{_SCRATCH}")
+            raise
 
 
 def are_attested(paths: Iterable[str]) -> bool:
@@ -104,31 +138,11 @@ def _is_attested(path: str) -> bool:
     )
 
 
-def tell_inputs(builder: Any, sources: str | list[str], options: Any) -> None:
+def attach_inputs(builder: Any, sources: str | list[str], options: Any) -> None:
     """Attach the digests of its sources to the builder, for the compile worker that it may be sent to."""
     header = getattr(options, "precompiled_header", None)
     paths = [sources] if isinstance(sources, str) else sources
     builder._safecache_sources = attestations.export_known([*paths, *([header] if header else [])])
-
-
-def quarantine_or_copy(path: str) -> None:
-    """In guarding(), as torch asks for a file at ``path``: quarantine an unattested one, or copy one from a lower tier.
-
-    Raises directory_faults.Unsettled if it cannot be quarantined or verified; EntryRefusedError in strict mode.
-    """
-    # A precompiled header of 150 MB is verified when something is built with it.
-    if not compiles.current.is_guarded or private_build.is_dispensable(path):
-        return
-    root = root_of(path)
-    try:
-        is_there = gate.quarantine_unattested(CodeFile(path, root))
-        _settle_marker(path + LOADED, root, is_there)
-    except directory_faults.Unsettled as error:
-        compiles.current.build_error = error
-        raise
-    tell(Requested(locate(Kind.NATIVE_CODE, path, root)))
-    if not is_there and path not in compiles.current.absent and not _is_fetched(path, root):
-        compiles.current.absent.add(path)
 
 
 def _settle_marker(path: str, root: str, is_there: bool) -> None:
@@ -153,56 +167,6 @@ def _is_fetched(path: str, root: str) -> bool:
     """Copy the library, with its marker, from a tier below the cache; return whether it is there now, and attested."""
     found = bundles.fetch(locate(Kind.NATIVE_CODE, path, root))
     return found is not None and gate.quarantine_unattested(CodeFile(path, root))
-
-
-def build(make: Callable[[], Any], builder: Any) -> Any:
-    """What ``make`` returns, which has the builder build its library; None if it was built privately instead.
-
-    In guarding() the build is out of others' reach, and a record attests the library. Raises what the build does, and
-    EntryRefusedError if an input was replaced.
-    """
-    if not compiles.current.is_guarded:
-        return make()
-    sources_of_parent = getattr(builder, "_safecache_sources", None)
-    attestations.import_known(sources_of_parent or {})
-    with guarding(False):
-        path = builder.get_target_file_path()
-        root = root_of(path)
-        result = None
-        privately = private_build.is_needed(path) and _build_privately(builder, path, root)
-        if not privately:
-            command = shlex.split(builder.get_command_line())
-            if sources_of_parent is not None:
-                private_build.check_inputs(command, path, root, generated.headers_folder() or "")
-            if private_build.is_dispensable(path) and command.count(path) == 1:
-                _build_unseen(builder, command, path, root)
-            else:
-                result = _build(make, builder)
-                gate.attest_file(CodeFile(path, root))
-    directories.propagate_file(CodeFile(path))
-    return result
-
-
-def _build_unseen(builder: Any, command: list[str], path: str, root: str) -> None:
-    """Build a precompiled header, which torch looks for without a lock: it appears whole, and after its record."""
-    unseen = copy.copy(builder)
-    with temporaries.beside(path) as temporary:
-        unseen.get_command_line = lambda: shlex.join([temporary if word == path else word for word in command])
-        _build(unseen.build, builder)
-        gate.attest_file(CodeFile(path, root), made_at=temporary)
-        with folders.open_parent(root, path) as (folder, name):
-            folder.rename(os.path.basename(temporary), folder, name)
-
-
-def _build(make: Callable[[], Any], builder: Any) -> Any:
-    try:
-        return make()
-    except Exception as error:
-        compiles.current.build_error = error
-        # Remove the directory that the compiler ran in.
-        with suppress(OSError), folders.open_subdirectory(builder._output_dir) as folder:
-            folder.rmdir(f"{builder._name}_{_SCRATCH}")
-        raise
 
 
 def _build_privately(builder: Any, path: str, root: str) -> bool:

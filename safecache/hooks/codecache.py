@@ -161,7 +161,7 @@ def load_library(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: 
     """
 
     def load(path: str, key: str) -> Any:
-        place = _admit(path)
+        place = exec_directory.load_path(CodeFile(path, _root()))
         explained = partial(loads.explain_load, wrapped, (place, key), {}, "TORCHINDUCTOR_CACHE_DIR")
         root = os.path.join(config.cache_directory() or os.path.dirname(path), "")
         names = [path.removeprefix(root)] if path.startswith(root) else []
@@ -175,16 +175,11 @@ def load_dll(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any)
 
     def load(lib_path: str) -> None:
         of_cache = lib_path.startswith(os.path.join(_root(), ""))
-        place = _admit(lib_path) if of_cache else exec_directory.executable_path(lib_path)
+        file = CodeFile(lib_path, _root())
+        place = exec_directory.load_path(file) if of_cache else exec_directory.executable_path(lib_path)
         loads.explain_load(wrapped, (place,), {}, "TORCHINDUCTOR_CACHE_DIR")
 
     load(*args, **kwargs)
-
-
-def _admit(path: str) -> str:
-    """Where to load the library from."""
-    verified, content = gate.verified_load_path(CodeFile(path, _root()))
-    return exec_directory.executable_path(path, content) if config.current().exec_dir else verified
 
 
 def compile_dll(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:

@@ -20,6 +20,7 @@ from safecache.places.layout import CodeFile
 from safecache.reporting import events, report, waits
 from safecache.reporting.kinds import Count, Kind, Reason
 from safecache.reporting.report import Refusal
+from safecache.session import ForkLock
 from safecache.settings import config
 from safecache.signing import keyring, provenance
 from safecache.store import gate
@@ -46,7 +47,7 @@ def load_async(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: An
     """CppCodeCache.load_async: writes, builds and loads again in the fallback directory if the cache is unusable."""
 
     def start() -> Callable[[], Any]:
-        with library_builds.looking(), compiles.scope(lock_guard=_spare):
+        with compiles.scope(build=library_builds.Build(), lock_guard=_spare):
             load: Callable[[], Any] = wrapped(*args, **kwargs)
         return load
 
@@ -98,7 +99,7 @@ def precompile_header(wrapped: Callable[..., Any], instance: Any, args: Any, kwa
     one where the library is there. Torch asks for it all the same, and it does not lie in the cache: where that was
     copied to, or mounted, or another user has it, a hit would compile one.
     """
-    if library_builds.is_found():
+    if library_builds.current().is_found():
         return None
     # Without a signing key the next process could not verify the header. Where a remote has given the entry it has the
     # libraries too, and a header takes longer than all else: what it lacks is built without one.
@@ -187,17 +188,19 @@ def run_compile_cmd(wrapped: Callable[..., Any], instance: Any, args: Any, kwarg
 def check_build(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> bool:
     """VecISA.check_build: verifies its library; reports a noexec mount that makes it answer no, and so kernels slow."""
 
+    build = library_builds.Build(verifies=True)
+
     def check() -> bool:
-        with library_builds.guarding(), compiles.scope(lock_guard=_take_unless_attested):
+        build.error = None
+        with compiles.scope(build=build, lock_guard=_take_unless_attested):
             usable: bool = wrapped(*args, **kwargs)
         return usable
 
     # Torch catches whatever is raised in there, and concludes that the CPU has no such instructions.
     with events.propagate_strict():
         installation.ensure_cache()
-        library_builds.pop_build_error()
         usable = fallback.attempt(check)
-        if not usable and fallback.replaced(library_builds.pop_build_error()):
+        if not usable and fallback.replaced(build.error):
             usable = check()
     cache: str = sys.modules["torch._inductor.codecache"].cache_dir()
     if not usable and mounts.forbids_execution(cache):
@@ -211,9 +214,16 @@ def check_build(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: A
     return usable
 
 
+_probing = ForkLock()
+
+
 def valid_vec_isa_list(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    """valid_vec_isa_list: one thread probes, and others that ask meanwhile wait for what it finds."""
-    with library_builds.probing():
+    """valid_vec_isa_list: one thread probes, and others that ask meanwhile wait for what it finds.
+
+    Torch changes the flags of an instruction set while it probes that, and another thread that came meanwhile would
+    keep those: what is built with them is looked for under another name than what the last process built.
+    """
+    with _probing:
         return wrapped(*args, **kwargs)
 
 
@@ -232,9 +242,7 @@ def probe_load(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: An
 
     def probe(output_path: str) -> Any:
         root = sys.modules["torch._inductor.codecache"].cache_dir()
-        verified, content = gate.verified_load_path(CodeFile(output_path, root))
-        is_moved = config.current().exec_dir is not None
-        loaded = wrapped(exec_directory.executable_path(output_path, content) if is_moved else verified)
+        loaded = wrapped(exec_directory.load_path(CodeFile(output_path, root)))
         if loaded and provenance.torch_release() >= targets.PROBE_MARKERS_FROM:
             library_builds.mark_loaded(output_path, root)
         return loaded

@@ -30,7 +30,7 @@ def write(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) ->
         if "specified_dir" in named:
             named["specified_dir"] = generated.header_directory(named["specified_dir"])
         name, path = generated.put(lambda: wrapped(content, *rest, **named), content)
-        library_builds.tell_source(path)
+        library_builds.current().note_source(path)
         return name, path
 
     if kwargs.get("specified_dir"):  # of the precompiled headers: precompile_header handles its failures
@@ -82,7 +82,7 @@ def worker_compile_cpp(wrapped: Callable[..., Any], instance: Any, args: Any, kw
     def compile(lock_path: str, cpp_builders: Sequence[Any]) -> Any:
         if library_builds.are_attested(builder.get_target_file_path() for builder in cpp_builders):
             return None
-        with library_builds.guarding(), compiles.scope(lock_guard=None):
+        with compiles.scope(build=library_builds.Build(verifies=True), lock_guard=None):
             return wrapped(lock_path, cpp_builders)
 
     return compile(*args, **kwargs)
@@ -93,7 +93,7 @@ def init_builder(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: 
 
     def initialise(name: str, sources: str | list[str], BuildOption: Any, *rest: Any, **named: Any) -> None:
         wrapped(name, sources, BuildOption, *rest, **named)
-        library_builds.tell_inputs(instance, sources, BuildOption)
+        library_builds.attach_inputs(instance, sources, BuildOption)
 
     initialise(*args, **kwargs)
 
@@ -101,10 +101,10 @@ def init_builder(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: 
 def get_target_file_path(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> str:
     """CppBuilder.get_target_file_path: quarantines an unattested file before torch asks whether there is one."""
     path: str = wrapped(*args, **kwargs)
-    library_builds.quarantine_or_copy(path)
+    library_builds.current().settle_target(path)
     return path
 
 
 def build(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
     """CppBuilder.build: builds where nobody else can interfere, and attests the result."""
-    return library_builds.build(lambda: wrapped(*args, **kwargs), instance)
+    return library_builds.current().run(lambda: wrapped(*args, **kwargs), instance)

@@ -183,8 +183,8 @@ def _adopt_code(file: CodeFile) -> bool:
     refusal = gate.refusal_for_file(file)
     if refusal is None:
         return False
-    digest = opening.digest_regular(file.path, opening.check_private(file.path), flags=os.O_NOFOLLOW)
     if refusal.reason in trust.UNATTESTED:
+        digest = opening.digest_regular(file.path, opening.check_private(file.path), flags=os.O_NOFOLLOW)
         refusal = gate.refusal_for_content(file, digest, is_private=True)
     if refusal is not None:
         raise EntryRefusedError(f"{refusal.reason.value}: {refusal.evidence}")

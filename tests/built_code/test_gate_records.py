@@ -9,9 +9,9 @@ import os
 import pytest
 
 from safecache import session
+from safecache.code import exec_directory
 from safecache.errors import EntryRefusedError
 from safecache.files import filesystem, ownership
-from safecache.files.opening import UnusableEntry
 from safecache.places.layout import CodeFile
 from safecache.reporting import events
 from safecache.reporting.kinds import Kind, Reason
@@ -219,7 +219,7 @@ def test_file_that_others_could_have_written_is_not_adopted(source, monkeypatch)
 
 def test_what_is_no_file_is_not_adopted(source):
     os.mkfifo(source)
-    with pytest.raises(UnusableEntry):
+    with pytest.raises(EntryRefusedError, match="FIFO"):
         adopt(source)
 
 
@@ -237,6 +237,13 @@ def test_code_that_others_can_replace_is_loaded_from_a_copy(exposed):
     path, content = gate.verified_load_path(CodeFile(str(exposed), root_of(exposed), SOURCE))
     assert content == CONTENT and path != str(exposed) and open_bytes(path) == CONTENT
     assert attestations.is_known(path, CONTENT), "or it could not be judged when it is loaded"
+
+
+def test_library_that_cannot_be_copied_to_the_exec_dir_is_not_loaded_where_others_write(exposed, settings, tmp_path):
+    keep(exposed)
+    settings(SAFECACHE_EXEC_DIR=tmp_path / "missing")
+    path = exec_directory.load_path(CodeFile(str(exposed), root_of(exposed), SOURCE))
+    assert path != str(exposed) and open_bytes(path) == CONTENT and events.counters()["exec dir unusable"] == 1
 
 
 def test_code_that_is_replaced_after_it_was_judged_is_not_loaded(exposed, monkeypatch):

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from helpers.caches import at_each_rename
 
-from safecache import session
+from safecache import compiles, session
 from safecache.code import library_builds, private_build, sources
 from safecache.errors import EntryRefusedError
 from safecache.files import private_directory
@@ -220,7 +220,7 @@ def build(root, monkeypatch):
     monkeypatch.setattr(library_builds, "root_of", lambda path: str(root))
 
     def run(builder):
-        with library_builds.guarding():
+        with compiles.scope(build=library_builds.Build(verifies=True)):
             generated_code.build(builder.build, builder, (), {})
 
     return run

@@ -328,7 +328,7 @@ class Source(Sink):
     """A Python module that Inductor generates, writes unless it is there, and executes. It has no seal."""
 
     kind = Kind.SOURCE
-    looks = (gate, "copy_if_exposed", 1)
+    looks = (gate, "private_path", 1)
     text = "harmless = True\n"
 
     def __init__(self, base, trojan):
