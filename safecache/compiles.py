@@ -51,13 +51,11 @@ class Compile(threading.local):
     # Whether a kernel is taken that was found, for which torch asks whether there are workers.
     has_kernel = False
     # Of Triton: what it has computed the key of, and not looked up yet; whether it is in triton.compile(), and whether
-    # that lookup was reported; where the lists will be of what it compiles, and the digests of files, by path, that no
-    # record attests until then; what of it was written; whether what it hands to its remote cache was made here.
+    # that lookup was reported; the code.triton_files.KernelWrite; whether what it hands to its remote cache was made
+    # here.
     kernel: Any = None
     makes_kernel = False
     is_told = False
-    awaited: set[str] | None = None
-    owed: dict[str, bytes] = {}  # noqa: RUF012  replaced before it is added to
     kernel_write: Any = None
     is_sending = False
     # Of what is built: who decides on torch's locks; the lock of an extension's directory, and whether only its plan is

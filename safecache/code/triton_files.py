@@ -16,14 +16,14 @@ from safecache import compiles
 from safecache.code import triton_place
 from safecache.code.triton_place import LIST, Place
 from safecache.errors import SafecacheError
-from safecache.files import filesystem
+from safecache.files import filesystem, ownership
 from safecache.places import layout
 from safecache.places.layout import CodeFile
-from safecache.places.refs import locate
 from safecache.ports import Admitted, Requested, plugs, tell
-from safecache.reporting import report
+from safecache.reporting import events, report
 from safecache.reporting.kinds import Kind, Reason
 from safecache.reporting.report import Refusal
+from safecache.session import Part, inherit
 from safecache.settings import config
 from safecache.signing import keyring
 from safecache.store import attestations, bundles, directories, entry_files, gate, manifests
@@ -34,6 +34,7 @@ __all__ = [
     "attest",
     "binary",
     "compiling",
+    "current_write",
     "dump",
     "get_file",
     "get_group",
@@ -45,10 +46,81 @@ __all__ = [
 ]
 
 
-# What a list's record states besides its own digest: {"files": those of its group}.
 _CONSEQUENCE = "Other processes will recompile it."
 _Result = TypeVar("_Result")
+# What a list's record states besides its own digest: {"files": those of its group}.
 _Stated = Mapping[str, Mapping[str, str | None]]
+
+
+class KernelWrite:
+    """What this thread writes to Triton's cache: until a list attests it, and until Triton has read it back.
+
+    Triton reads back by name what it has just written. A network file system can fail at that, though the file is
+    published, or somebody may have cleared the cache: the bytes then come from memory.
+    """
+
+    def __init__(self) -> None:
+        # Lists that were missing, by path: what this thread compiles ends with them.
+        self.lists: set[str] = set()
+        # SHA-256 digests by path; None for a file that was not kept. And those that no record attests so far.
+        self.digests: dict[str, bytes | None] = {}
+        self.owed: dict[str, bytes] = {}
+        # Bytes by the path to read them at.
+        self._contents: dict[str, bytes] = {}
+        # Whether a directory is out of others' reach, which takes a dozen system calls.
+        self._is_private: dict[str, bool] = {}
+
+    def awaits_list(self, file: CodeFile) -> bool:
+        """Whether the record of a list that is still to come will attest this file; if not, it needs one of its own.
+
+        Not where another process has written that list meanwhile: until ours replaces it, it states another file.
+        """
+        listed = manifests.list_of(CodeFile(file.path, kind=file.kind))
+        return listed is not None and listed in self.lists and not os.path.lexists(listed)
+
+    def add(self, file: CodeFile, content: bytes, digest: bytes | None, readable: str) -> None:
+        """Remember that the file can be read at ``readable``; ``digest``: its SHA-256, None if it was not kept."""
+        self.digests[file.path] = digest
+        if not readable.endswith(".so"):  # Triton does not read that back with its group
+            self._contents[readable] = content
+
+    def private_path(self, file: CodeFile, content: bytes, *, is_kept: bool) -> str:
+        """As gate.private_path(), but asks once about a directory."""
+        directory = os.path.dirname(file.path)
+        if is_kept and directory not in self._is_private:
+            self._is_private[directory] = ownership.why_not_private(directory) is None
+        with suppress(OSError):  # as if it were not private: somebody has cleared the cache
+            if is_kept and self._is_private[directory] and ownership.is_own(filesystem.lstat(file.path)):
+                return file.path
+        return gate.private_path(file, content, is_kept=is_kept)
+
+    def read_back(self, construct: Callable[[Mapping[str, str]], _Result], group: Mapping[str, str]) -> _Result:
+        """``construct(group)``, which reads the group's files; from private copies if one cannot be read again.
+
+        Raises what ``construct`` does, such as OSError for a file of another writer.
+        """
+        contents, self._contents = self._contents, {}
+        try:
+            return filesystem.retry(lambda: construct(group), filesystem.GONE)
+        except OSError as error:
+            failed = None if error.filename is None else os.fspath(error.filename)
+            if failed not in contents:
+                raise
+            text = f"kernel file {failed} could not be read again: {error.strerror}."
+            remedy = "Its bytes are taken from memory."
+            events.report(Reason.UNREADABLE, text, cause=f"{error.errno} read again", remedy=remedy, error=error)
+
+        def copied(path: str) -> str:
+            known = contents.get(path)
+            file = CodeFile(path, kind=Kind.KERNEL)
+            return path if known is None else gate.private_path(file, known, is_kept=False)
+
+        return construct({name: copied(path) for name, path in group.items()})
+
+
+def current_write() -> KernelWrite:
+    """What this thread writes; in no compiling(), that is forgotten at once."""
+    return compiles.current.kernel_write or KernelWrite()
 
 
 @contextmanager
@@ -57,14 +129,14 @@ def compiling() -> Iterator[None]:
 
     Without a list, as after an error, each gets a record of its own at the end.
     """
-    owed: dict[str, bytes] = {}
+    write = KernelWrite()
     try:
-        with compiles.scope(awaited=set(), owed=owed):
+        with compiles.scope(kernel_write=write):
             yield
     finally:
-        for path, digest in owed.items():
+        for path, digest in write.owed.items():
             with suppress(SafecacheError):  # of strict mode: the compile's own error comes first
-                gate.attest_file(CodeFile(path, os.path.dirname(os.path.dirname(path)), Kind.KERNEL), digest=digest)
+                gate.attest_file(Place(os.path.dirname(path)).file(path), digest=digest)
 
 
 def put(directory: str, name: str, content: bytes) -> str:
@@ -81,45 +153,35 @@ def put(directory: str, name: str, content: bytes) -> str:
 
 def _keep(place: Place, name: str, content: bytes) -> tuple[str, _Stated | None]:
     """The path to read it from, and what its record states, None if it was not kept."""
-    path, digest = place.path(name), hashlib.sha256(content).digest()
+    write, file, digest = current_write(), place.file(name), hashlib.sha256(content).digest()
     stated = _stated(place, content) if name.startswith(LIST) else {}
     if stated is None:
-        return path, None
-    is_awaited = not stated and _awaits_list(path)
+        return file.path, None
+    is_awaited = not stated and write.awaits_list(file)
     kept = (
         not levels.is_left_alone(place.root, reading=False)
-        and _attest(place, path, digest, stated, is_awaited=is_awaited)
-        and _publish(path, content, place.root)
+        and _attest(write, file, digest, stated, is_awaited=is_awaited)
+        and _publish(file.path, content, place.root)
     )
     if kept and is_awaited:
-        compiles.current.owed[path] = digest
+        write.owed[file.path] = digest
     if not kept and not config.current().strict and directory_faults.forbids_writing(place.root):
         levels.leave_alone(place.root, reading=False)  # or each file would fail, and be counted, by itself
-    file = place.file(path)
-    readable = triton_place.readable(path, content) if kept else gate.private_path(file, content, is_kept=False)
-    triton_place.record_write(place.directory, name, content, readable, digest if kept else None)
+    readable = write.private_path(file, content, is_kept=kept)
+    write.add(file, content, digest if kept else None, readable)
     return readable, stated if kept else None
 
 
-def _attest(place: Place, path: str, digest: bytes, stated: _Stated, *, is_awaited: bool) -> bool:
+def _attest(write: KernelWrite, file: CodeFile, digest: bytes, stated: _Stated, *, is_awaited: bool) -> bool:
     """Attest the file here, and by a record, unless that of its group's list ``is_awaited``."""
     if is_awaited:
-        attestations.attest_in_process(path, digest=digest)
+        attestations.attest_in_process(file.path, digest=digest)
         return True
-    if not gate.attest_file(place.file(path), also=stated, digest=digest):
+    if not gate.attest_file(file, also=stated, digest=digest):
         return False
     for name in stated.get("files", ()):
-        compiles.current.owed.pop(place.path(name), None)
+        write.owed.pop(os.path.join(os.path.dirname(file.path), name), None)
     return True
-
-
-def _awaits_list(path: str) -> bool:
-    """Whether the record of a list that is still to come will attest this file; if not, it needs one of its own.
-
-    Not where another process has written that list meanwhile: until ours replaces it, it states another file.
-    """
-    listed = manifests.list_of(CodeFile(path, kind=Kind.KERNEL))
-    return listed in (compiles.current.awaited or ()) and listed is not None and not os.path.lexists(listed)
 
 
 def attest(directory: str, name: str, content: bytes, write: Callable[[], str]) -> str:
@@ -128,14 +190,14 @@ def attest(directory: str, name: str, content: bytes, write: Callable[[], str]) 
     Raises what ``write`` does.
     """
     place = Place(directory)
-    path = place.path(name)
+    file = place.file(name)
     stated = _stated(place, content) if name.startswith(LIST) else {}
-    kept = stated is not None and gate.attest_file(place.file(path), content, stated)
+    kept = stated is not None and gate.attest_file(file, content, stated)
     written = write()
-    if written != path or stated is None:
+    if written != file.path or stated is None:
         return written
-    readable = gate.private_path(place.file(path), content, is_kept=kept)
-    triton_place.record_write(directory, name, content, readable, hashlib.sha256(content).digest() if kept else None)
+    readable = gate.private_path(file, content, is_kept=kept)
+    current_write().add(file, content, hashlib.sha256(content).digest() if kept else None, readable)
     if kept:
         _send(place, name, content, stated)
     return readable
@@ -145,19 +207,19 @@ def _send(place: Place, name: str, content: bytes, stated: _Stated) -> None:
     """Send a library, or with its list a whole group, to the remote, and to the shared level below this cache."""
     if not name.startswith(LIST) and not name.endswith(".so"):
         return
-    plugs.tiers.keep(locate(Kind.KERNEL, place.directory, place.root))
+    plugs.tiers.keep(place.ref)
     directory = levels.counterpart(place.directory)
     if directory is None:
         return
     if not name.startswith(LIST):
-        directories.propagate_file(place.file(place.path(name)))
+        directories.propagate_file(place.file(name))
         return
     names = triton_place.names_in(content) or ()
-    if all(directories.propagate_file(place.file(place.path(file))) for file in names):
+    if all(directories.propagate_file(place.file(file)) for file in names):
         # With the files' paths there, as stock Triton needs them.
         listing = _listing({file: os.path.join(directory, file) for file in names})
         record = manifests.record_of(CodeFile(place.path(name), kind=Kind.KERNEL), listing, stated)
-        directories.send_content(place.file(place.path(name)), listing, record=record)
+        directories.send_content(place.file(name), listing, record=record)
 
 
 def _listing(paths: Mapping[str, str]) -> bytes:
@@ -171,10 +233,10 @@ def _stated(place: Place, content: bytes) -> _Stated | None:
 
 
 def _digest(place: Place, name: str) -> str | None:
-    known, digest = triton_place.digest(place.directory, name)
-    if known:
-        return digest
-    path = place.path(name)
+    path, written = place.path(name), current_write().digests
+    if path in written:
+        digest = written[path]
+        return None if digest is None else digest.hex()
     content = place.read(path) if place.take(name) is not None else None
     return None if content is None or not attestations.is_known(path, content) else hashlib.sha256(content).hexdigest()
 
@@ -215,8 +277,12 @@ def dump(directory: str, name: str, content: bytes) -> str:
 
 def listed(directory: str, names: Iterable[str]) -> list[str]:
     """Those names of a new group that lie in ``directory``; with TRITON_ALWAYS_COMPILE some may be in a lower tier."""
-    place = Place(directory)
-    return [name for name in names if triton_place.digest(directory, name)[0] or place.take(name) is not None]
+    place, written = Place(directory), current_write().digests
+    return [name for name in names if place.path(name) in written or place.take(name) is not None]
+
+
+# Where the file is that an entry brought for a path.
+_aside: Part[dict[str, str]] = Part(dict, inherit)
 
 
 def restore(directory: str, contents: Mapping[str, bytes]) -> None:
@@ -231,14 +297,15 @@ def restore(directory: str, contents: Mapping[str, bytes]) -> None:
         is_shared = lower.directory == levels.counterpart(directory)
         if not is_shared and not os.path.isdir(directory) and _has(lower, contents):
             return
-    for name in sorted(contents, key=lambda name: name.startswith(LIST)):
-        path = place.path(name)
-        attestations.attest_in_process(path, contents[name])
-        is_there = os.path.lexists(path) and place.is_attested(path)
-        if not is_there or not _has_record(path, place.root):
-            readable, _ = _keep(place, name, contents[name])
-            triton_place.note_aside(path, readable)
-    triton_place.forget_written()
+    with compiles.scope(kernel_write=KernelWrite()):
+        for name in sorted(contents, key=lambda name: name.startswith(LIST)):
+            path = place.path(name)
+            attestations.attest_in_process(path, contents[name])
+            is_there = os.path.lexists(path) and place.is_attested(path)
+            if not is_there or not _has_record(path, place.root):
+                readable, _ = _keep(place, name, contents[name])
+                if readable != path:
+                    _aside.now[path] = readable
 
 
 def _has_record(path: str, root: str) -> bool:
@@ -269,13 +336,13 @@ def binary(path: str, content: bytes | None) -> str | None:
     if os.path.lexists(path) and place.is_attested(path):
         return path  # who loads it asks whether somebody could replace it
     below = next(filter(None, (lower.take(name) for lower in _lower(directory))), None)
-    found = below or triton_place.private_copy_path(path)
+    aside = _aside.now.get(path)
+    found = below or (aside if aside is not None and os.path.exists(aside) else None)  # it may have been removed
     if found is not None or content is None:
         return found
     if os.path.lexists(path):  # as was reported: it is refused and cannot be moved, or its record cannot be read
         return gate.private_path(place.file(path), content, is_kept=False)
     readable, _ = _keep(place, name, content)
-    triton_place.forget_written()
     return readable
 
 
@@ -283,7 +350,7 @@ def record(directory: str, name: str, content: bytes) -> bytes | None:
     """The record of a file that this process is about to keep; None without a key to seal it, or without its files."""
     place = Place(directory)
     stated = _stated(place, content) if name.startswith(LIST) else {}
-    return None if stated is None else manifests.record_of(place.file(place.path(name)), content, stated)
+    return None if stated is None else manifests.record_of(place.file(name), content, stated)
 
 
 def accept(directory: str, name: str, content: bytes, record: bytes | None, *, is_listed: bool = False) -> str:
@@ -293,7 +360,7 @@ def accept(directory: str, name: str, content: bytes, record: bytes | None, *, i
     a copy either.
     """
     place = Place(directory)
-    file = place.file(place.path(name))
+    file = place.file(name)
     if record is not None:
         what = f"the record of {file.kind.noun} {file.path}"
         recorded = manifests.publish(manifests.record_path(file), record, file.root, what, file.kind)
@@ -314,15 +381,14 @@ def get_group(directory: str, name: str) -> dict[str, str] | None:
 
     A lower tier's group is copied into the cache: torch looks there for the binary, and for what it bundles.
     """
-    refusal = plugs.load_guard.refusal(locate(Kind.KERNEL, directory, os.path.dirname(directory)), "")
+    refusal = plugs.load_guard.refusal(Place(directory).ref, "")
     if refusal is not None:
         report.refuse(refusal, Kind.KERNEL, directory, "Recompiling.")
         place, found = Place(directory), None
     else:
         place, found = _look_up(directory, lambda place: place.group(name))
     if found is None:
-        if compiles.current.awaited is not None:
-            compiles.current.awaited.add(os.path.join(directory, LIST + name))
+        current_write().lists.add(os.path.join(directory, LIST + name))
         return None
     if place.is_fetched:
         _relist(place, LIST + name, found)
@@ -331,9 +397,9 @@ def get_group(directory: str, name: str) -> dict[str, str] | None:
 
 def _look_up(directory: str, get: Callable[[Place], _Result | None]) -> tuple[Place, _Result | None]:
     """Call ``get`` with this directory of a kernel, or else with where a lower tier has it; return both."""
-    ref = locate(Kind.KERNEL, directory, os.path.dirname(directory))
-    tell(Requested(ref))
     place = Place(directory)
+    ref = place.ref
+    tell(Requested(ref))
     found = get(place)
     below = bundles.fetch(ref) if found is None else None
     if below is not None:
@@ -343,7 +409,7 @@ def _look_up(directory: str, get: Callable[[Place], _Result | None]) -> tuple[Pl
 
 
 def _lower(directory: str) -> Iterator[Place]:
-    ref = locate(Kind.KERNEL, directory, os.path.dirname(directory))
+    ref = Place(directory).ref
     return (Place(ref._replace(root=root).directory, is_layer=True) for root in directories.caches_below(ref))
 
 
@@ -351,9 +417,8 @@ def _relist(place: Place, name: str, files: Iterable[str]) -> None:
     """Make a copied list name its files where they lie now, as stock Triton needs, if our signing key sealed it."""
     signing = keyring.current().signing
     try:
-        verdict, _ = manifests.read(place.file(place.path(name)))
+        verdict, _ = manifests.read(place.file(name))
     except directory_faults.Unreadable:
         return
     if signing is not None and verdict.key_id == signing.id:
         _keep(place, name, _listing({file: place.path(file) for file in files}))
-        triton_place.forget_written()

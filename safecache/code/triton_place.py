@@ -1,11 +1,7 @@
 """One cache key's directory in Triton's cache, or in a lower tier: files are verified before they are read.
 
 The files of a kernel form a group, and the record of its list states the digest of each. So a reader gets all of one
-writer's files or none, and the paths in the list, which hold only where it was written, do not matter. A compile, which
-ends with the list, writes no other record.
-
-Triton reads back by name what it has just written. A network file system can fail at that, though the file is
-published, or somebody may have cleared the cache: the bytes then come from memory.
+writer's files or none, and the paths in the list, which hold only where it was written, do not matter.
 """
 
 from __future__ import annotations
@@ -13,17 +9,14 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Mapping
-from contextlib import suppress
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
-from safecache import compiles
 from safecache.files import filesystem, opening, ownership
 from safecache.places.layout import CodeFile
+from safecache.places.refs import Ref, locate
 from safecache.reporting import events, report
 from safecache.reporting.kinds import Count, Kind, Reason
 from safecache.reporting.report import Refusal
-from safecache.session import Part, inherit
 from safecache.signing import trust
 from safecache.store import attestations, entry_files, gate, manifests, quarantine
 from safecache.store.manifests import LIST
@@ -34,131 +27,9 @@ __all__ = [
     "LIST",
     "REMEDY",
     "Place",
-    "digest",
-    "forget_written",
     "is_plain",
-    "is_written",
     "names_in",
-    "note_aside",
-    "private_copy_path",
-    "read_by",
-    "readable",
-    "record_write",
 ]
-
-_Result = TypeVar("_Result")
-
-
-class _KernelWrite:
-    """What a thread has written of a kernel, and not read back: SHA-256 digests by name, and bytes by path."""
-
-    def __init__(self, directory: str = "") -> None:
-        self.directory = directory
-        self.digests: dict[str, str | None] = {}
-        self.contents: dict[str, bytes] = {}
-        self.is_private: bool | None = None
-
-
-class _State:
-    def __init__(self) -> None:
-        # Where the file is that an entry brought for a path.
-        self.aside: dict[str, str] = {}
-
-
-_state: Part[_State] = Part(_State, inherit)
-
-
-def record_write(directory: str, name: str, content: bytes, readable: str, digest: bytes | None) -> None:
-    """Remember that ``content`` was written to ``name``, and can be read at ``readable``.
-
-    ``digest``: its SHA-256, None if it is not in the cache.
-    """
-    written = _begin(directory)
-    written.digests[name] = None if digest is None else digest.hex()
-    if not name.endswith(".so"):  # Triton does not read that back with its group
-        written.contents[readable] = content
-
-
-def _begin(directory: str) -> _KernelWrite:
-    if not is_written(directory):
-        compiles.current.kernel_write = _KernelWrite(directory)
-    return _written()
-
-
-def _written() -> _KernelWrite:
-    written: _KernelWrite | None = compiles.current.kernel_write
-    return written or _KernelWrite()
-
-
-def readable(path: str, content: bytes) -> str:
-    """As gate.private_path(), of a file that this thread has just written: a kernel's directory is asked once."""
-    directory = os.path.dirname(path)
-    written = _begin(directory)
-    if written.is_private is None:
-        written.is_private = ownership.why_not_private(directory) is None
-    with suppress(OSError):  # as if it were not private: somebody has cleared the cache
-        if written.is_private and _is_own(filesystem.lstat(path)):
-            return path
-    return gate.private_path(CodeFile(path, kind=Kind.KERNEL), content)
-
-
-def _is_own(status: os.stat_result) -> bool:
-    """Whether nobody else could write to a file with this status, its directory aside."""
-    return ownership.own_uid(status.st_uid) and not status.st_mode & 0o022
-
-
-def digest(directory: str, name: str) -> tuple[bool, str | None]:
-    """Whether this thread has written the file, and its SHA-256 in hex, None if it was not kept."""
-    digests = _written().digests if is_written(directory) else {}
-    return name in digests, digests.get(name)
-
-
-def is_written(directory: str) -> bool:
-    """Whether this thread has just written what lies in this directory, and has not read it back yet."""
-    return directory == _written().directory
-
-
-def forget_written() -> None:
-    """Forget the files that this thread has written."""
-    compiles.current.kernel_write = None
-
-
-def note_aside(path: str, readable: str) -> None:
-    """Remember where the file is that an entry brought for ``path``, if it is not there."""
-    if readable != path:
-        _state.now.aside[path] = readable
-
-
-def private_copy_path(path: str) -> str | None:
-    """The path of the private copy that is the file instead; None if there is none, or its directory was removed."""
-    readable = _state.now.aside.get(path)
-    return readable if readable is not None and os.path.exists(readable) else None
-
-
-def read_by(construct: Callable[[Mapping[str, str]], _Result], group: Mapping[str, str]) -> _Result:
-    """``construct(group)``, which reads the group's files; from private copies if one we wrote cannot be read again.
-
-    Raises what ``construct`` does, such as OSError for a file of another writer.
-    """
-    contents = _written().contents
-    forget_written()
-    try:
-        return filesystem.retry(lambda: construct(group), filesystem.GONE)
-    except OSError as error:
-        failed = None if error.filename is None else os.fspath(error.filename)
-        if failed not in contents:
-            raise
-        text = f"kernel file {failed} could not be read again: {error.strerror}."
-        remedy = "Its bytes are taken from memory."
-        events.report(Reason.UNREADABLE, text, cause=f"{error.errno} read again", remedy=remedy, error=error)
-    copies = {
-        name: gate.private_path(CodeFile(path, kind=Kind.KERNEL), contents[path], is_kept=False)
-        if path in contents
-        else path
-        for name, path in group.items()
-    }
-    return construct(copies)
-
 
 REMEDY = "It is compiled anew; make it readable or remove it."
 
@@ -198,9 +69,14 @@ class Place(NamedTuple):
         """The path of the file of this name."""
         return os.path.join(self.directory, name)
 
-    def file(self, path: str) -> CodeFile:
-        """The file at this path, in its cache."""
-        return CodeFile(path, self.root, Kind.KERNEL)
+    @property
+    def ref(self) -> Ref:
+        """The kernel."""
+        return locate(Kind.KERNEL, self.directory, self.root)
+
+    def file(self, name: str) -> CodeFile:
+        """The file of this name, or at this path, in its cache."""
+        return CodeFile(self.path(name), self.root, Kind.KERNEL)
 
     def take(self, name: str) -> str | None:
         """The path to read the file at; None if it is gone, or nothing attests it. Raises OSError."""
@@ -261,7 +137,7 @@ class Place(NamedTuple):
             status = filesystem.retry(lambda: filesystem.lstat(path), filesystem.LISTED)
         except OSError:
             return None  # removed, by whomever: the other files are not to blame
-        is_private = is_private and _is_own(status)
+        is_private = is_private and ownership.is_own(status)
         known = attestations.verified_digest(path, status) if is_private else None
         if known is not None and known.hex() == digest:
             return path

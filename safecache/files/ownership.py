@@ -12,7 +12,7 @@ import os
 import stat
 from collections.abc import Iterator
 
-__all__ = ["foreign_owner", "name_of", "own_group", "own_uid", "why_not_private", "why_opened_not_private"]
+__all__ = ["foreign_owner", "is_own", "name_of", "own_group", "own_uid", "why_not_private", "why_opened_not_private"]
 
 _MOST_LINKS = 40  # as the kernel
 _ALL_UIDS = (1 << 32) - 1  # the last number is not a uid: chown(2)
@@ -31,6 +31,11 @@ def own_uid(uid: int) -> bool:
     has that uid itself: then owners cannot be known, and no file counts as its own.
     """
     return uid in (os.geteuid(), 0) and uid != _overflow_uid()
+
+
+def is_own(status: os.stat_result) -> bool:
+    """Whether nobody else could write to a file with this status, its directory aside."""
+    return own_uid(status.st_uid) and not status.st_mode & 0o022
 
 
 def name_of(uid: int) -> str:

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from safecache import loads
-from safecache.code import exec_directory, triton_place
+from safecache.code import exec_directory, triton_files
 from safecache.ports import Use, plugs
 from safecache.reporting.kinds import Kind
 
@@ -25,8 +25,9 @@ def init_kernel(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: A
 
     def make(src: Any, metadata_group: Mapping[str, str], hash: str) -> None:
         directory = _directory(hash)
-        is_made = triton_place.is_written(directory)
-        triton_place.read_by(lambda group: wrapped(src, group, hash), metadata_group)
+        write = triton_files.current_write()
+        is_made = directory in map(os.path.dirname, write.digests)
+        write.read_back(lambda group: wrapped(src, group, hash), metadata_group)
         if not is_made:
             root, name = os.path.split(directory)
             plugs.load_guard.announce(Use(Kind.KERNEL, root, [name], instance, forgives=True))

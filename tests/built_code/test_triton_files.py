@@ -30,10 +30,11 @@ def directory(tmp_path):
 
 def write(directory, version, names=NAMES):
     """As Triton does: each file, and then the list of them."""
-    for name in names:
-        triton_files.put(directory, name, f"{name} {version}".encode())
-    listed = {name: os.path.join(directory, name) for name in triton_files.listed(directory, names)}
-    return triton_files.put(directory, "__grp__k.json", json.dumps({"child_paths": listed}).encode())
+    with triton_files.compiling():
+        for name in names:
+            triton_files.put(directory, name, f"{name} {version}".encode())
+        listed = {name: os.path.join(directory, name) for name in triton_files.listed(directory, names)}
+        return triton_files.put(directory, "__grp__k.json", json.dumps({"child_paths": listed}).encode())
 
 
 def read(directory):
@@ -167,7 +168,13 @@ def test_file_that_cannot_be_kept_is_read_from_a_copy_and_the_next_attempt_keeps
     assert triton_files.put(directory, "k.cubin", b"cubin") == os.path.join(directory, "k.cubin")
 
 
-def test_kernel_is_made_from_memory_where_its_files_are_gone(directory):
+@pytest.fixture
+def kernel_write():
+    with triton_files.compiling():
+        yield triton_files.current_write()
+
+
+def test_kernel_is_made_from_memory_where_its_files_are_gone(directory, kernel_write):
     group = {"k.json": triton_files.put(directory, "k.json", b"json")}
     shutil.rmtree(directory)
 
@@ -175,12 +182,12 @@ def test_kernel_is_made_from_memory_where_its_files_are_gone(directory):
         with open(group["k.json"], "rb") as file:
             return file.read()
 
-    assert triton_place.read_by(construct, group) == b"json"
+    assert kernel_write.read_back(construct, group) == b"json"
     with pytest.raises(FileNotFoundError):
-        triton_place.read_by(construct, group)
+        kernel_write.read_back(construct, group)
 
 
-def test_other_errors_of_a_kernel_that_is_made_are_its_own(directory):
+def test_other_errors_of_a_kernel_that_is_made_are_its_own(directory, kernel_write):
     group = {"k.json": triton_files.put(directory, "k.json", b"json")}
     made = []
 
@@ -189,7 +196,7 @@ def test_other_errors_of_a_kernel_that_is_made_are_its_own(directory):
         raise OSError(errno.EIO, os.strerror(errno.EIO), "/somewhere/else")
 
     with pytest.raises(OSError, match="somewhere"):
-        triton_place.read_by(construct, group)
+        kernel_write.read_back(construct, group)
     assert len(made) == 1 and not events.counters().get("unreadable")
 
 

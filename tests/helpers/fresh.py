@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from safecache.code import triton_place
+from safecache.code import triton_files
 from safecache.store import attestations
 from safecache.tiers import fallback, levels
 
@@ -10,7 +10,7 @@ from safecache.tiers import fallback, levels
 def forget_kernels() -> None:
     """What this process knows of Triton's files."""
     attestations._state.reset()
-    triton_place._state.reset()
+    triton_files._aside.reset()
 
 
 def forget_levels() -> None:
