@@ -25,7 +25,7 @@ else:
 
 __all__ = ["ForkLock", "Part", "call_at_exit", "inherit", "reset"]
 
-_parts: list[Part[Any]] = []
+_known: list[Part[Any] | ForkLock] = []
 
 
 def inherit(state: State) -> State:
@@ -37,15 +37,21 @@ class Part(Generic[State]):
     """The state of one module, in ``now``: what ``make`` returns, made anew by reset().
 
     ``in_child`` returns the state of a forked child, given its parent's; without it that is made anew too. Who reads
-    ``now`` twice may be given two states: read it once where that matters.
+    ``now`` twice may be given two states: read it once where that matters. ``lock``: for those who change
+    it; ``delays_fork``: nobody forks while another thread holds it.
     """
 
-    def __init__(self, make: Callable[[], State], in_child: Callable[[State], State] | None = None) -> None:
+    def __init__(
+        self,
+        make: Callable[[], State],
+        in_child: Callable[[State], State] | None = None,
+        *,
+        delays_fork: bool = False,
+    ) -> None:
+        self.lock = ForkLock(delays_fork=delays_fork)
         self.now = make()
         self._make, self._in_child = make, in_child
-        _parts.append(self)
-        # A hook for each: what fails in one hinders no other.
-        os.register_at_fork(after_in_child=self._fork)
+        _known.append(self)
 
     def reset(self) -> None:
         """Make it anew; a state that has a method end() is ended before."""
@@ -54,7 +60,8 @@ class Part(Generic[State]):
             end()
         self.now = self._make()
 
-    def _fork(self) -> None:
+    def renew(self) -> None:
+        """As in a forked child."""
         self.now = self._make() if self._in_child is None else self._in_child(self.now)
 
 
@@ -63,8 +70,9 @@ def reset() -> None:
 
     As a process that begins: for tests, and after a change of keys or directories. Hooks and settings stay as they are.
     """
-    for part in reversed(_parts):  # who uses others before these
-        part.reset()
+    for part in reversed(_known):  # who uses others before these
+        if isinstance(part, Part):
+            part.reset()
 
 
 def call_at_exit(work: Callable[[], Result]) -> Callable[[], Result]:
@@ -80,12 +88,13 @@ def call_at_exit(work: Callable[[], Result]) -> Callable[[], Result]:
 class ForkLock:
     """A reentrant lock of a module, which in a forked child no thread of the parent holds.
 
-    The thread that forks while it holds the lock holds it in the child too.
+    The thread that forks while it holds the lock holds it in the child too. ``delays_fork``: nobody forks meanwhile.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, delays_fork: bool = False) -> None:
+        self.delays_fork = delays_fork
         self._lock = threading.RLock()
-        os.register_at_fork(after_in_child=self._renew)
+        _known.append(self)
 
     def __enter__(self) -> None:
         self._lock.acquire()
@@ -93,10 +102,39 @@ class ForkLock:
     def __exit__(self, *_: object) -> None:
         self._lock.release()
 
-    def _renew(self) -> None:
+    def renew(self) -> None:
+        """As in a forked child."""
         try:
             self._lock.release()
         except RuntimeError:  # another thread of the parent holds it, or nobody does
             self._lock = threading.RLock()
         else:
             self._lock.acquire()
+
+
+def _locks() -> list[ForkLock]:
+    return [each for each in _known if isinstance(each, ForkLock) and each.delays_fork]
+
+
+def _before_fork() -> None:
+    for lock in _locks():
+        lock.__enter__()
+
+
+def _after_in_parent() -> None:
+    for lock in reversed(_locks()):
+        lock.__exit__()
+
+
+def _after_in_child() -> None:
+    """What fails in one hinders no other."""
+    for lock in _locks():
+        lock.__exit__()
+    for each in list(_known):
+        try:
+            each.renew()
+        except Exception:
+            sys.excepthook(*sys.exc_info())
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_after_in_parent, after_in_child=_after_in_child)

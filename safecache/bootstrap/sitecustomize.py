@@ -10,7 +10,7 @@ from importlib.machinery import PathFinder
 
 _here = os.path.dirname(os.path.abspath(__file__))
 _beside = os.path.dirname(os.path.dirname(_here))
-_elsewhere = [entry for entry in sys.path if os.path.abspath(entry or os.curdir) != _here]
+_elsewhere = tuple(entry for entry in sys.path if os.path.abspath(entry or os.curdir) != _here)
 
 
 def _activate() -> None:

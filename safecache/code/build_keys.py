@@ -18,6 +18,7 @@ from typing import NamedTuple
 from safecache.files import opening
 from safecache.places.layout import CodeFile
 from safecache.reporting.kinds import Kind
+from safecache.session import Part, inherit
 from safecache.settings import config
 from safecache.signing import keyring, provenance, seal
 from safecache.store import entry_files, manifests
@@ -28,7 +29,7 @@ __all__ = ["Installation", "key"]
 # server's clock may differ from ours.
 _SETTLED = 60.0
 
-_keys: dict[str, str] = {}
+_keys: Part[dict[str, str]] = Part(dict, inherit)
 
 
 class Installation(NamedTuple):
@@ -47,9 +48,9 @@ def key(name: str, installation: Installation, root: Callable[[], str], compute:
 
     ``root``: returns the cache to keep it in. Raises what ``compute`` raises.
     """
-    if name not in _keys:
-        _keys[name] = _key(name, installation, root, compute)
-    return _keys[name]
+    if name not in _keys.now:
+        _keys.now[name] = _key(name, installation, root, compute)
+    return _keys.now[name]
 
 
 def _key(name: str, installation: Installation, root: Callable[[], str], compute: Callable[[], str]) -> str:

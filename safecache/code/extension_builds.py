@@ -33,6 +33,7 @@ from safecache.places.layout import CodeFile
 from safecache.reporting import events
 from safecache.reporting.kinds import Reason
 from safecache.reporting.report import Refusal
+from safecache.session import Part, inherit
 from safecache.signing import trust
 from safecache.store import attestations, gate, manifests
 from safecache.tiers import directory_faults
@@ -49,9 +50,9 @@ _OUTDATED = Refusal(Reason.OUTDATED, "its sources, or the command that builds it
 _MANY = 64
 
 # Where this process has built, or found out that nothing was to be built; and in which directory instead.
-_verified: dict[str, str] = {}
+_verified: Part[dict[str, str]] = Part(dict, inherit)
 # The statements about what this process has built, by path: it may have no signing key to seal them with.
-_built: dict[str, Mapping[str, Any]] = {}
+_built: Part[dict[str, Mapping[str, Any]]] = Part(dict, inherit)
 
 
 class _Step(NamedTuple):
@@ -137,8 +138,8 @@ class Build:
         def objection(stated: Mapping[str, Any]) -> Refusal | None:
             return None if self._is_of_now(step, stated.get("inputs")) else _OUTDATED
 
-        if path in _built and _built[path]["sha256"] == digest.hex():
-            return objection(_built[path])
+        if path in _built.now and _built.now[path]["sha256"] == digest.hex():
+            return objection(_built.now[path])
         file = CodeFile(path, self._directory, name=self._name(step))
         judge = partial(gate.refusal_for_content, file, digest, [*manifests.records(file)], objection=objection)
         refusal = judge(is_private=False)
@@ -198,7 +199,7 @@ class Build:
         also = {"inputs": {"sha256": inputs, "headers": _packed(told)}}
         gate.attest_file(CodeFile(path, self._directory, name=self._name(step)), also=also)
         digest = opening.digest_regular(path, opening.check_regular, flags=os.O_NOFOLLOW)
-        _built[path] = {"sha256": digest.hex(), **also}
+        _built.now[path] = {"sha256": digest.hex(), **also}
 
     def _has_changed(self, paths: set[str]) -> bool:
         """Whether one of them is missing, or has changed since ninja was started."""
@@ -287,7 +288,7 @@ def build(name: str, directory: str, run: Callable[..., None], flags: Iterable[s
     text = _plan(run, flags)
     directory_faults.check(directory)
     planned = Build(name, directory, text)
-    _verified[directory] = directory
+    _verified.now[directory] = directory
     if planned.is_attested():
         return
     if compiles.current.extension_lock is not None:
@@ -297,7 +298,7 @@ def build(name: str, directory: str, run: Callable[..., None], flags: Iterable[s
     except Immovable as error:
         if standalone:
             raise EntryRefusedError(f"safecache: {error.filename}: {error.evidence}.") from error
-        _verified[directory] = _build_privately(name, directory, text, run, error)
+        _verified.now[directory] = _build_privately(name, directory, text, run, error)
         return
     run(directory)
     planned.keep()
@@ -332,6 +333,6 @@ def _build_privately(name: str, directory: str, text: str, run: Callable[..., No
 
 def admit(directory: str, name: str) -> str:
     """Where to load the library ``name`` from. Raises EntryRefusedError in default mode too, and OSError."""
-    place = _verified.get(directory)
+    place = _verified.now.get(directory)
     path = os.path.join(place or directory, name)
     return exec_directory.executable_path(path) if place is None else exec_directory.load_path(CodeFile(path, place))

@@ -18,7 +18,7 @@ from safecache.errors import EntryRefusedError
 from safecache.files import opening, ownership, private_directory
 from safecache.places.layout import CodeFile
 from safecache.reporting.kinds import Kind
-from safecache.session import ForkLock, Part, inherit
+from safecache.session import Part, inherit
 from safecache.store import attestations, entry_files, gate
 
 __all__ = ["check_inputs", "command", "is_dispensable", "is_needed", "publish"]
@@ -30,7 +30,6 @@ _PRECOMPILED, _IMMOVABLE = ".gch", ".pch"
 _INCLUDES = re.compile(rb"#include <torch/[a-zA-Z0-9_]+(/[a-zA-Z0-9_]+)*\.h>\s*")
 
 _headers: Part[dict[str, str]] = Part(dict, inherit)
-_lock = ForkLock()
 
 
 def is_needed(target: str) -> bool:
@@ -152,7 +151,7 @@ def _header(path: str) -> str | None:
     if text is None:
         return None
     headers = _headers.now
-    with _lock:
+    with _headers.lock:
         place = private_directory.process_directory()
         if not headers.get(path, "").startswith(place):  # a fork has a directory of its own
             copy = _inside(tempfile.mkdtemp(prefix="header-", dir=place), path)

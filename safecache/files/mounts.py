@@ -9,6 +9,8 @@ import tempfile
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from safecache.session import Part, inherit
+
 __all__ = [
     "Mount",
     "can_execute_from",
@@ -21,7 +23,7 @@ __all__ = [
 _MOUNTINFO = "/proc/self/mountinfo"
 _NETWORK = re.compile(r"nfs\d?|cifs|smb\d?|lustre|gpfs|beegfs|ceph|glusterfs|9p|afs|virtiofs|fuse\..*")
 
-_network_devices: dict[int, bool] = {}
+_network_devices: Part[dict[int, bool]] = Part(dict, inherit)
 
 
 class Mount(NamedTuple):
@@ -70,11 +72,11 @@ def _is_below(path: str, point: str) -> bool:
 
 def is_over_a_network(path: str) -> bool:
     """Whether ``path`` is on a network file system, which other hosts may share; False if unknown. Raises OSError."""
-    device = os.stat(path).st_dev
-    if device not in _network_devices:
+    device, known = os.stat(path).st_dev, _network_devices.now
+    if device not in known:
         mount = mount_of(path)
-        _network_devices[device] = mount is not None and _NETWORK.fullmatch(mount.file_system) is not None
-    return _network_devices[device]
+        known[device] = mount is not None and _NETWORK.fullmatch(mount.file_system) is not None
+    return known[device]
 
 
 def forbids_execution(path: str) -> bool:

@@ -11,7 +11,7 @@ from safecache.places.refs import Ref
 from safecache.ports import Counted, LeftToOthers, Lookup, Outcome, Saved, Waited
 from safecache.reporting import boundary, events
 from safecache.reporting.kinds import LOOKED_UP, OF_REMOTE, OF_VERIFICATION, Count, Kind, Reason
-from safecache.session import ForkLock, Part
+from safecache.session import Part
 from safecache.settings import config
 
 __all__ = [
@@ -28,7 +28,6 @@ __all__ = [
 # What is journaled of what is counted; LEFT_TO_OTHERS has a line of its own.
 _JOURNALED = frozenset(each.value for each in (*OF_REMOTE, Count.WAITED_IN_VAIN, *OF_VERIFICATION))
 
-_lock = ForkLock()
 _counts: Part[Counter[str]] = Part(Counter)
 
 
@@ -72,7 +71,7 @@ def stats() -> dict[str, int]:
 
 def counts() -> dict[str, int]:
     """How many lookups of this process came to what, by label(); absent means none."""
-    with _lock:
+    with _counts.lock:
         return dict(_counts.now)
 
 
@@ -102,7 +101,7 @@ def _count(counted: Counted) -> None:
 def _record(lookup: Lookup) -> None:
     """Count a lookup; what was not a hit goes to the journal at once, and to torch's trace."""
     what, root = label(lookup.ref.kind, lookup.outcome, lookup.reason), lookup.ref.root
-    with _lock:
+    with _counts.lock:
         _counts.now[what] += 1
     with boundary.contain_errors("the journal of lookups", "This lookup is not recorded."):
         ports.tell(Counted(what))

@@ -20,7 +20,7 @@ from safecache.places.layout import CodeFile
 from safecache.reporting import events, report, waits
 from safecache.reporting.kinds import Count, Kind, Reason
 from safecache.reporting.report import Refusal
-from safecache.session import ForkLock
+from safecache.session import Part, inherit
 from safecache.settings import config
 from safecache.signing import keyring, provenance
 from safecache.store import gate
@@ -133,7 +133,7 @@ def _why_not(error: Exception, place: str) -> Fault | None:
 _PURPOSE = "Inductor compiles its CPU kernels and their launchers with it"
 
 # Where this process has had conda install a compiler.
-_installed: set[str] = set()
+_installed: Part[set[str]] = Part(set, inherit)
 
 
 def cpp_compiler_search(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
@@ -154,12 +154,12 @@ def install_gcc_via_conda(wrapped: Callable[..., Any], instance: Any, args: Any,
         report.refuse(Refusal(Reason.UNSEALED, objection), Kind.NATIVE_CODE, compiler, remedy)
         raise FileNotFoundError(compiler)
     result = wrapped(*args, **kwargs)
-    _installed.add(prefix)
+    _installed.now.add(prefix)
     return result
 
 
 def _objection(prefix: str) -> str | None:
-    if prefix in _installed:
+    if prefix in _installed.now:
         return None
     if os.path.lexists(prefix):
         return "this process has not installed it, and nothing attests a whole compiler in a cache"
@@ -214,16 +214,13 @@ def check_build(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: A
     return usable
 
 
-_probing = ForkLock()
-
-
 def valid_vec_isa_list(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
     """valid_vec_isa_list: one thread probes, and others that ask meanwhile wait for what it finds.
 
     Torch changes the flags of an instruction set while it probes that, and another thread that came meanwhile would
     keep those: what is built with them is looked for under another name than what the last process built.
     """
-    with _probing:
+    with _installed.lock:
         return wrapped(*args, **kwargs)
 
 

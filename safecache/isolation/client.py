@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 import time
@@ -14,7 +15,7 @@ from safecache.isolation import crash, protocol
 from safecache.isolation.connection import Limits, ServerGoneError, ServiceUnavailable
 from safecache.isolation.crash import Ending
 from safecache.isolation.pool import Pool, UnreadError, Worker
-from safecache.session import ForkLock, call_at_exit
+from safecache.session import Part, call_at_exit
 from safecache.settings import config
 
 __all__ = ["Ending", "Limits", "Outcome", "Service", "ServiceUnavailable", "current", "quota", "workers"]
@@ -58,7 +59,7 @@ class Service:
         self.size = size or workers()
         self._pool = Pool(jobs, imports, self._limits)
         self._slots = threading.BoundedSemaphore(self.size)
-        _services.add(self)
+        _state.now.services.add(self)
 
     def start(self) -> None:
         """Start the server if there is none, without waiting for it. Never raises: run() says why if that fails."""
@@ -149,34 +150,36 @@ def _parts(answer: dict[str, Any]) -> tuple[dict[str, Any], int]:
     return reply, resident
 
 
-_services: weakref.WeakSet[Service] = weakref.WeakSet()
-_lock = ForkLock()
-_current: Service | None = None
+class _State:
+    def __init__(self) -> None:
+        self.services: weakref.WeakSet[Service] = weakref.WeakSet()
+        self.current: Service | None = None
+
+    def in_child(self) -> _State:
+        for service in list(self.services):
+            service.forget()
+        self.services.clear()
+        self.current = None
+        return self
+
+
+# The same after reset(), for they are in use.
+_state: Part[_State] = Part(functools.cache(_State), _State.in_child)
 
 
 def current() -> Service:
     """This process's service. A forked child has its own."""
-    global _current
-    with _lock:
-        if _current is None:
-            _current = Service()
-        return _current
-
-
-def _forget_all() -> None:
-    global _current
-    _current = None
-    for service in list(_services):
-        service.forget()
+    with _state.lock:
+        state = _state.now
+        if state.current is None:
+            state.current = Service()
+        return state.current
 
 
 @call_at_exit
 def _close_all() -> None:
-    for service in list(_services):
+    for service in list(_state.now.services):
         service.close()
-
-
-os.register_at_fork(after_in_child=_forget_all)
 
 
 _MOST = 8

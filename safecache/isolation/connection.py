@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import socket
 import subprocess
@@ -13,6 +14,7 @@ from io import FileIO
 from typing import Any, NamedTuple, Protocol
 
 from safecache.isolation import protocol
+from safecache.session import Part
 from safecache.settings import children, config
 
 __all__ = [
@@ -34,64 +36,51 @@ class Closable(Protocol):
     def close(self) -> None: ...
 
 
-_open: set[Closable] = set()
-# Held during a fork, so that a child closes exactly these. Reentrant, since a signal handler may fork.
-_descriptors_lock = threading.RLock()
+def _close_all(files: set[Closable]) -> set[Closable]:
+    while files:
+        files.pop().close()
+    return files
+
+
+# What a child closes; the same after reset(), for it is in use.
+_open: Part[set[Closable]] = Part(functools.cache(set), _close_all, delays_fork=True)
 
 
 def socketpair() -> tuple[socket.socket, socket.socket]:
     """A connected pair. Raises OSError."""
-    with _descriptors_lock:
+    with _open.lock:
         pair = socket.socketpair()
-        _open.update(pair)
+        _open.now.update(pair)
     return pair
 
 
 def pipe() -> tuple[FileIO, FileIO]:
     """A pipe: the read end, which does not block, and the write end. Raises OSError."""
-    with _descriptors_lock:
+    with _open.lock:
         read_end, write_end = os.pipe()
         pair = FileIO(read_end, "rb"), FileIO(write_end, "wb")
-        _open.update(pair)
+        _open.now.update(pair)
     os.set_blocking(read_end, False)
     return pair
 
 
 def notes() -> FileIO:
     """A file in memory, or /dev/null if the kernel has none. Raises OSError."""
-    with _descriptors_lock:
+    with _open.lock:
         try:
             file = FileIO(os.memfd_create("safecache"), "w+b")
         except (AttributeError, OSError):
             file = FileIO(os.devnull, "w+b")
-        _open.add(file)
+        _open.now.add(file)
     return file
 
 
 def close(*what: Closable) -> None:
     """Close these. Idempotent."""
-    with _descriptors_lock:
+    with _open.lock:
         for each in what:
-            _open.discard(each)
+            _open.now.discard(each)
             each.close()
-
-
-def _before_fork() -> None:
-    _descriptors_lock.acquire()
-
-
-def _after_in_parent() -> None:
-    _descriptors_lock.release()
-
-
-def _after_in_child() -> None:
-    global _descriptors_lock
-    _descriptors_lock = threading.RLock()
-    while _open:
-        _open.pop().close()
-
-
-os.register_at_fork(before=_before_fork, after_in_parent=_after_in_parent, after_in_child=_after_in_child)
 
 
 _BOOT = "import sys; sys.path[:] = {!r}; from safecache.isolation import server; server.main({!r}, {!r})"

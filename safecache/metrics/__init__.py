@@ -22,7 +22,7 @@ from safecache import ports
 from safecache.ports import Counted, plugs
 from safecache.reporting import events
 from safecache.reporting.kinds import LOOKED_UP, Count, Reason
-from safecache.session import ForkLock, Part, call_at_exit
+from safecache.session import Part, call_at_exit
 from safecache.settings import config
 
 __all__ = ["Durations", "MetricsFile", "register", "show", "start"]
@@ -138,11 +138,17 @@ def _open(directory: str, kind: str) -> Any:
 _PACKAGE = "prometheus_client"
 _REMEDY = "pip install 'safecache[metrics]'"
 
-_lock = ForkLock()
-_is_started = _is_on = False
-# The pid of the process that made the directory of the run; 0 if the directory is inherited.
-_maker = 0
-_registries: list[Any] = []
+
+class _Program:
+    """What stays in a forked child, and after reset()."""
+
+    is_started = is_on = False
+    # The pid of the process that made the directory of the run; 0 if the directory is inherited.
+    maker = 0
+    registries: tuple[Any, ...] = ()
+
+
+_program = _Program()
 
 
 class _State:
@@ -173,10 +179,9 @@ def start() -> None:
 
     Without prometheus_client or a directory for temporary files, nothing is counted, and one warning says so.
     """
-    global _is_started, _is_on
-    if _is_started:
+    if _program.is_started:
         return
-    _is_started = True
+    _program.is_started = True
     if importlib.util.find_spec(_PACKAGE) is None:
         events.log_line(logging.WARNING, f"safecache: SAFECACHE_METRICS=1 needs {_PACKAGE}: {_REMEDY}")
         return
@@ -187,7 +192,7 @@ def start() -> None:
         except OSError as error:
             _give_up(error)
             return
-    _is_on = True
+    _program.is_on = True
     ports.observe(Counted, _observe)
     call_at_exit(_end)
 
@@ -195,18 +200,17 @@ def start() -> None:
 def show() -> None:
     """As register(), if this process counts, but reports a failure as a warning instead of raising."""
     try:
-        if _is_on:
+        if _program.is_on:
             register()
     except Exception as error:
         _give_up(error)
 
 
 def _make_directory() -> None:
-    global _maker
     directory = tempfile.mkdtemp(prefix="safecache-metrics-")
     config.set_metrics_directory(directory)
-    _maker = os.getpid()
-    call_at_exit(functools.partial(_remove, directory, _maker))
+    _program.maker = os.getpid()
+    call_at_exit(functools.partial(_remove, directory, _program.maker))
 
 
 def _give_up(error: Exception) -> None:
@@ -226,11 +230,11 @@ def register(registry: Any = None) -> None:
     except ImportError as error:
         raise ImportError(f"safecache: metrics need {_PACKAGE}: {_REMEDY}") from error
     start()
-    if not _is_on:
+    if not _program.is_on:
         return
     shown = REGISTRY if registry is None else registry
-    if not config.multiprocess_directory() and not any(known is shown for known in _registries):
-        _registries.append(shown)
+    if not config.multiprocess_directory() and not any(known is shown for known in _program.registries):
+        _program.registries += (shown,)
         multiprocess.MultiProcessCollector(shown, config.metrics_directory())
     if plugs.stats():
         _write()
@@ -242,7 +246,7 @@ def _observe(counted: Counted) -> None:
 
 def _write(name: str = "", seconds: float | None = None) -> None:
     """Write the count of ``name``, and a duration in ``seconds`` if there is one; the first time, all counts."""
-    with _lock:
+    with _state.lock:
         state = _state.now
         if seconds is not None:
             state.durations.add(seconds)
@@ -263,12 +267,12 @@ def _write(name: str = "", seconds: float | None = None) -> None:
 def _is_too_early() -> bool:
     # The first import of prometheus_client fixes whether its multiprocess mode is on, and a server (SGLang) decides
     # that later than this in its first process. What is counted until then is written afterwards.
-    return _PACKAGE not in sys.modules and _maker == os.getpid() and not config.multiprocess_directory()
+    return _PACKAGE not in sys.modules and _program.maker == os.getpid() and not config.multiprocess_directory()
 
 
 def _end() -> None:
     ports.stop_observing(Counted, _observe)
-    with _lock:
+    with _state.lock:
         _state.now.end()
 
 

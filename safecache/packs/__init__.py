@@ -17,7 +17,7 @@ from safecache.ports import Bundle
 from safecache.reporting import boundary, events
 from safecache.reporting.kinds import ENTRIES, Count, Kind, Reason
 from safecache.reporting.report import Refusal
-from safecache.session import ForkLock, Part, inherit
+from safecache.session import Part, inherit
 from safecache.settings import config, extras
 
 if TYPE_CHECKING:
@@ -37,7 +37,6 @@ class _State:
         self.taken: set[tuple[Kind, str]] = set()
 
 
-_lock = ForkLock()
 _state: Part[_State] = Part(_State, inherit)
 
 
@@ -71,7 +70,7 @@ def keep(ref: Ref, *, again: bool = False) -> None:
 def _find_pack(path: str) -> Pack | None:
     from safecache.packs import archive  # it is rarely needed
 
-    with _lock:
+    with _state.lock:
         packs = _state.now.packs
         if path not in packs:
             if not config.current().strict:

@@ -56,7 +56,7 @@ class _Finder:
         finally:
             self._searching.name = None
         if spec is not None and hasattr(spec.loader, "exec_module"):
-            _pending.discard(fullname)
+            _hooks.pending.discard(fullname)
             spec.loader = _PatchingLoader(spec.loader)  # type: ignore[assignment]
         return spec
 
@@ -88,14 +88,21 @@ class _PatchingLoader:
         _patch_module(module.__name__, module)
 
 
-_lock = ForkLock()
-_finder: _Finder | None = None
-_patches: dict[str, list[Patch]] = {}
-# Target modules that we have not tried to patch since the last activation.
-_pending: set[str] = set()
-# Target modules that we could not even try to patch, and why.
-_broken: dict[str, str] = {}
-_watcher: threading.Thread | None = None
+class _Hooks:
+    """Those of this process. They stay in a forked child, and after reset()."""
+
+    def __init__(self) -> None:
+        self.lock = ForkLock()
+        self.finder: _Finder | None = None
+        self.patches: dict[str, list[Patch]] = {}
+        # Target modules that we have not tried to patch since the last activation.
+        self.pending: set[str] = set()
+        # Target modules that we could not even try to patch, and why.
+        self.broken: dict[str, str] = {}
+        self.watcher: threading.Thread | None = None
+
+
+_hooks = _Hooks()
 
 
 def activate() -> None:
@@ -105,20 +112,19 @@ def activate() -> None:
     setting with a bad value; in strict mode KeyringError if there is no key to verify with, and VerifierError if a
     verifying hook cannot be put on. A call that raises turns no hook on.
     """
-    global _finder
     config.name_run()
     settings = config.reload()
     if settings.strict:
         _check_strictly()
     for start in STARTS:
         start(settings)
-    with _lock:
-        if _finder is None:
-            _finder = _Finder()
-        if _finder not in sys.meta_path:
+    with _hooks.lock:
+        if _hooks.finder is None:
+            _hooks.finder = _Finder()
+        if _hooks.finder not in sys.meta_path:
             # A new list, here and below, because another thread may be iterating over the old one.
-            sys.meta_path = [_finder, *sys.meta_path]
-        _pending.update(MODULES)
+            sys.meta_path = [_hooks.finder, *sys.meta_path]
+        _hooks.pending.update(MODULES)
     try:
         _catch_up()
     except VerifierError:
@@ -146,13 +152,12 @@ def _check_strictly() -> None:
 
 def deactivate() -> None:
     """Turn the hooks off: every patched attribute is again the object it was. Idempotent and thread-safe."""
-    global _finder
-    with _lock:
-        sys.meta_path = [finder for finder in sys.meta_path if finder is not _finder]
-        _finder = None
-        _pending.clear()
-        _broken.clear()
-        for patches in _patches.values():
+    with _hooks.lock:
+        sys.meta_path = [finder for finder in sys.meta_path if finder is not _hooks.finder]
+        _hooks.finder = None
+        _hooks.pending.clear()
+        _hooks.broken.clear()
+        for patches in _hooks.patches.values():
             for patch in patches:
                 patch.revert()
     config.end_redirection()
@@ -160,7 +165,7 @@ def deactivate() -> None:
 
 def is_active() -> bool:
     """Whether the hooks are on."""
-    return _finder is not None
+    return _hooks.finder is not None
 
 
 def status() -> list[HookStatus]:
@@ -169,16 +174,16 @@ def status() -> list[HookStatus]:
     from safecache.signing import provenance
 
     states = []
-    with _lock:
+    with _hooks.lock:
         for target in TARGETS:
-            patch = next((p for p in _patches.get(target.module, ()) if p.target is target), None)
+            patch = next((p for p in _hooks.patches.get(target.module, ()) if p.target is target), None)
             # Such a torch may not have the module either, and below: a package that the module needs may be missing.
             if "torch" in sys.modules and target.is_not_for(provenance.torch_release()):
                 states.append(HookStatus(target.name, HookState.NOT_FOR_TORCH, ""))
             elif "torch" in sys.modules and target.module not in sys.modules and _lacks(target.needs):
                 states.append(HookStatus(target.name, HookState.NOT_FOR_TORCH, f"{target.needs} is not installed"))
-            elif target.module in _broken:
-                states.append(HookStatus(target.name, HookState.STANDING_DOWN, _broken[target.module]))
+            elif target.module in _hooks.broken:
+                states.append(HookStatus(target.name, HookState.STANDING_DOWN, _hooks.broken[target.module]))
             elif patch is not None:
                 states.append(HookStatus(target.name, patch.state(), patch.reason))
             else:
@@ -195,20 +200,20 @@ def _lacks(package: str) -> bool:
 
 def _catch_up() -> None:
     """Patch targets imported without our finder: before activation, or by another finder. Raises VerifierError."""
-    found = {name: sys.modules.get(name) for name in _pending.copy() if not _is_initialising(name)}
-    _pending.difference_update(name for name, module in found.items() if module is not None)
+    found = {name: sys.modules.get(name) for name in _hooks.pending.copy() if not _is_initialising(name)}
+    _hooks.pending.difference_update(name for name, module in found.items() if module is not None)
     for name, module in found.items():
         if module is not None:
             _patch_module(name, module)
 
 
 def _patch_module(name: str, module: ModuleType) -> None:
-    _pending.discard(name)
-    _broken.pop(name, None)
+    _hooks.pending.discard(name)
+    _hooks.broken.pop(name, None)
     try:
         patches = _prepared(name)
-        with _lock:
-            if _finder is not None:
+        with _hooks.lock:
+            if _hooks.finder is not None:
                 for patch in patches:
                     patch.apply(module)
     except VerifierError:
@@ -217,7 +222,7 @@ def _patch_module(name: str, module: ModuleType) -> None:
         # No failure of ours, such as a broken wrapt, may fail the host's import.
         _say_broken(name, error)
         if config.current().strict and any(target.hook in VERIFYING for target in TARGETS if target.module == name):
-            text = f"safecache: no hook can be put on {name}, and SAFECACHE_STRICT is set: {_broken[name]}"
+            text = f"safecache: no hook can be put on {name}, and SAFECACHE_STRICT is set: {_hooks.broken[name]}"
             raise VerifierError(text) from error
 
 
@@ -228,10 +233,10 @@ def _prepared(name: str) -> list[Patch]:
     """
     from safecache.patching.patching import Patch
 
-    with _lock:
-        if name not in _patches:
-            _patches[name] = [Patch(target) for target in TARGETS if target.module == name]
-        patches = _patches[name]
+    with _hooks.lock:
+        if name not in _hooks.patches:
+            _hooks.patches[name] = [Patch(target) for target in TARGETS if target.module == name]
+        patches = _hooks.patches[name]
     for patch in patches:
         patch.prepare()
     return patches
@@ -243,9 +248,9 @@ def _say_broken(name: str, error: Exception) -> None:
     from safecache.reporting import events
 
     text = f"{type(error).__name__}: {error}"
-    if text not in _broken.values():
+    if text not in _hooks.broken.values():
         events.log_line(logging.WARNING, f"safecache: {name} works as in stock torch: {text}")
-    _broken[name] = text
+    _hooks.broken[name] = text
 
 
 def _is_initialising(name: str) -> bool:
@@ -255,17 +260,16 @@ def _is_initialising(name: str) -> bool:
 
 def _is_any_pending() -> bool:
     # Called at every import of any module, where a generator expression would take five times as long.
-    return any(map(sys.modules.__contains__, _pending.copy()))
+    return any(map(sys.modules.__contains__, _hooks.pending.copy()))
 
 
 def _watch() -> None:
     """Start a thread that patches the targets whose import is in progress or bypassed us, once they are imported."""
-    global _watcher
-    if _is_any_pending() and (_watcher is None or not _watcher.is_alive()):
+    if _is_any_pending() and (_hooks.watcher is None or not _hooks.watcher.is_alive()):
         # Two threads that activate at once each start their own, which does no harm.
         watcher = threading.Thread(target=_await_imports, name="safecache-activation", daemon=True)
         watcher.start()
-        _watcher = watcher
+        _hooks.watcher = watcher
 
 
 def _await_imports() -> None:
@@ -283,6 +287,6 @@ def _await_imports() -> None:
 @atexit.register
 def _end_watch() -> None:
     # A daemon thread that loads wrapt's extension module while the interpreter shuts down can crash it.
-    _pending.clear()
-    if _watcher is not None:
-        _watcher.join(_EXIT_SECONDS)
+    _hooks.pending.clear()
+    if _hooks.watcher is not None:
+        _hooks.watcher.join(_EXIT_SECONDS)

@@ -18,7 +18,7 @@ from safecache.remote.parcels import Parcel
 from safecache.reporting import events
 from safecache.reporting.kinds import ENTRIES, Count, Kind, Reason
 from safecache.reporting.report import Refusal
-from safecache.session import ForkLock, Part, inherit
+from safecache.session import Part, inherit
 from safecache.settings import config
 
 __all__ = ["ORIGIN", "asked", "candidates", "forget_miss", "send"]
@@ -28,9 +28,6 @@ _MOST_AHEAD = 64 << 20
 # Where it comes from, to a person.
 ORIGIN = "the remote cache"
 
-_lock = ForkLock()
-_numbers = itertools.count(1)
-
 
 class _State:
     def __init__(self) -> None:
@@ -39,6 +36,7 @@ class _State:
         # By name in the remote: what was fetched ahead, and published; what it has as far as is known, and lacks; and
         # what is bad there.
         self.ahead: dict[str, bytes] = {}
+        self.numbers = itertools.count(1)
         self.there: set[str] = set()
         self.absent: set[str] = set()
         self.bad: set[str] = set()
@@ -49,8 +47,8 @@ _state: Part[_State] = Part(_State, inherit)
 
 def asked(ref: Ref) -> None:
     """Note that it is looked up by this process."""
-    with _lock:
-        _state.now.asked[ref] = next(_numbers)
+    with _state.lock:
+        _state.now.asked[ref] = next(_state.now.numbers)
 
 
 def send(ref: Ref, *, again: bool = False) -> None:
@@ -58,7 +56,7 @@ def send(ref: Ref, *, again: bool = False) -> None:
     state = _state.now
     needed: list[Ref] = []
     if ref.kind in (*ENTRIES, Kind.AOT_FUNCTION):
-        with _lock:
+        with _state.lock:
             begun = state.asked.get(ref, 0)
             needed = [other for other, number in state.asked.items() if number > begun and other != ref]
     if ref.kind is Kind.AOT_FUNCTION:
@@ -70,7 +68,7 @@ def send(ref: Ref, *, again: bool = False) -> None:
         # Entries of a key are added to those that it has.
         if name in state.there and other is not ref:
             continue
-        with _lock:
+        with _state.lock:
             state.there.add(name)
             state.absent.discard(name)
         needs = tuple((need.kind, need.key) for need in needed) if other is ref else ()

@@ -14,7 +14,7 @@ from safecache import compiles
 from safecache.errors import SafecacheError, printable
 from safecache.reporting import policy
 from safecache.reporting.kinds import Count, Reason
-from safecache.session import ForkLock, Part, inherit
+from safecache.session import Part, inherit
 from safecache.settings import config
 
 __all__ = [
@@ -83,7 +83,6 @@ def artifact(name: str, payload: dict[str, object]) -> None:
 # its own loggers alone (vLLM does). Below a warning, nothing is shown that nobody has asked for, with or without one.
 _log = logging.getLogger("safecache")
 
-_lock = ForkLock()
 _observers: dict[type, list[Callable[[Any], None]]] = {}
 
 
@@ -183,14 +182,14 @@ def tell(event: object) -> None:
 
 def count(what: Count | Reason, number: int = 1, *, seconds: float | None = None, root: str = "") -> None:
     """Add to a counter, and tell; ``seconds`` and ``root``, as in Counted, are for observers alone."""
-    with _lock:
+    with _state.lock:
         _state.now.counters[what.value] += number
     tell(Counted(what.value, number, seconds, root))
 
 
 def counters() -> dict[str, int]:
     """How often each thing happened in this process, by the values of Count and Reason; absent means never."""
-    with _lock:
+    with _state.lock:
         return dict(_state.now.counters)
 
 
@@ -239,7 +238,7 @@ def report_failure(feature: str, effect: str, error: Exception) -> None:
 
 def claim_warning(what: tuple[object, str]) -> bool:
     """Claim the one warning of ``what``; False if this process has given it since reset()."""
-    with _lock:
+    with _state.lock:
         warned = _state.now.warned
         is_new = what not in warned
         warned.add(what)

@@ -18,6 +18,7 @@ from types import CodeType, FrameType, FunctionType
 from typing import Any
 
 from safecache import compiles
+from safecache.session import Part, inherit
 
 __all__ = [
     "BACKWARD",
@@ -45,7 +46,7 @@ _GENERATED = re.compile(r"c[a-z2-7]{51}")
 _RESUMED = re.compile(r"torch_dynamo_resume_in_(.+)_at_\d+")
 
 # By AOTAutograd's ids for graphs, of this process.
-_names: dict[int, str] = {}
+_names: Part[dict[int, str]] = Part(dict, inherit)
 
 
 def frame() -> str:
@@ -84,7 +85,7 @@ def of_graph(*, is_backward: bool) -> str:
 def of_aot_graph(config: Any, number: int) -> str:
     """The name of the graph with this AOTConfig: the ``number``-th, from 0, of the compile that is under way."""
     name = of_function(sys._getframe(1)) + (f" graph {number}" if number else "")
-    _names[config.aot_id] = name
+    _names.now[config.aot_id] = name
     return name
 
 
@@ -94,8 +95,8 @@ def of_fx_graph(*, is_backward: bool) -> str:
     logged = sys.modules.get("torch._functorch._aot_autograd.logging_utils")
     for each in logged.graph_being_compiled if logged is not None else ():
         found = _BEING_COMPILED.fullmatch(each)
-        if found is not None and int(found[1]) in _names:
-            return f"{_names[int(found[1])]} {half}"
+        if found is not None and int(found[1]) in _names.now:
+            return f"{_names.now[int(found[1])]} {half}"
     return f"{of_function(sys._getframe(1))} {half}"
 
 

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Hashable
 
 from safecache.reporting import events
-from safecache.session import ForkLock, Part, inherit
+from safecache.session import Part, inherit
 
 __all__ = ["NOTICE", "UNPROVEN", "Breaker", "breaker", "charge", "refund", "remaining", "set_group"]
 
@@ -54,7 +54,6 @@ class Breaker:
 
 # What this process leaves alone, and its children and compile workers with it.
 breaker: Part[Breaker] = Part(Breaker, inherit)
-_lock = ForkLock()
 _find_group: Callable[[], tuple[float, Hashable] | None] | None = None
 
 
@@ -96,7 +95,7 @@ def remaining(limit: float) -> float:
 def charge(seconds: float, *, in_vain: bool) -> None:
     """Take the seconds of a wait from the budget. Only those ``in_vain`` count beyond the next collective."""
     group = _find_group() if _find_group is not None else None
-    with _lock:
+    with _state.lock:
         state = _state.now
         if group is not None:
             state.in_group = group[1], state.waited_since(group[1]) + seconds
@@ -106,7 +105,7 @@ def charge(seconds: float, *, in_vain: bool) -> None:
 
 def refund(seconds: float) -> None:
     """Take back that so many seconds were in vain: what they were waited for has come after all."""
-    with _lock:
+    with _state.lock:
         state = _state.now
         state.in_vain = max(0.0, state.in_vain - seconds)
 

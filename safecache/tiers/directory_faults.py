@@ -190,7 +190,8 @@ def _said_in_words(text: str, directories: tuple[str, ...]) -> str | None:
     return None
 
 
-_places: dict[int, str] = {}
+# In place of the temporary directory.
+_place: Part[str | None] = Part(lambda: None)
 
 
 def instead() -> str | None:
@@ -210,9 +211,9 @@ def instead() -> str | None:
     )
     events.report(Reason.UNUSABLE_DIRECTORY, message, why=against, cause=directory, remedy=remedy)
     with suppress(OSError):  # the compiler's own error is raised then
-        if os.getpid() not in _places:
-            _places[os.getpid()] = private_directory.create_lasting(lambda path: probe(path) is None)
-    return _places.get(os.getpid())
+        if _place.now is None:
+            _place.now = private_directory.create_lasting(lambda path: probe(path) is None)
+    return _place.now
 
 
 _REMEDY = (

@@ -11,7 +11,7 @@ from safecache.errors import SafecacheError
 from safecache.files import mounts, ownership, private_directory
 from safecache.reporting import events
 from safecache.reporting.kinds import Reason
-from safecache.session import ForkLock, Part, inherit
+from safecache.session import Part, inherit
 from safecache.settings import config
 from safecache.tiers import directory_faults, levels
 from safecache.tiers.directory_faults import Fault
@@ -27,8 +27,6 @@ __all__ = [
     "original",
     "replaced",
 ]
-
-_lock = ForkLock()
 
 
 class _State:
@@ -58,7 +56,7 @@ def counterpart(path: str) -> str | None:
 
 def begin(directory: str) -> str:
     """Have torch use a fallback directory for ``directory``, the same each time; returns it. Raises OSError."""
-    with _lock:
+    with _state.lock:
         state = _state.now
         place = state.standins.get(directory)
         if place is None or not os.path.isdir(place):

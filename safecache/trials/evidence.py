@@ -18,7 +18,7 @@ from enum import Enum
 from functools import cache
 from typing import Any
 
-from safecache.session import ForkLock, Part
+from safecache.session import Part
 
 __all__ = ["Blame", "begin", "end", "host_oom_state", "of_death", "of_exception", "signal_in"]
 
@@ -56,7 +56,6 @@ class _File:
 
 # Bytes; glibc's has 152.
 _LARGEST_SIGACTION = 512
-_lock = ForkLock()
 
 
 class _State:
@@ -83,7 +82,7 @@ _state: Part[_State] = Part(_State, _State.in_child)
 
 def begin(descriptor: int) -> None:
     """Have a crash leave its text in this file until end(), unless that of this program goes elsewhere."""
-    with _lock:
+    with _state.lock:
         state = _state.now
         state.trials += 1
         if state.trials == 1 and not faulthandler.is_enabled() and not _handler_now():
@@ -95,7 +94,7 @@ def begin(descriptor: int) -> None:
 
 def end() -> None:
     """See begin()."""
-    with _lock:
+    with _state.lock:
         state = _state.now
         state.trials = max(state.trials - 1, 0)  # that of a child was the parent's
         if not state.trials:

@@ -21,7 +21,7 @@ from safecache.ports import Admitted, Use
 from safecache.reporting import boundary, events
 from safecache.reporting.kinds import Kind, Reason
 from safecache.reporting.report import Refusal
-from safecache.session import ForkLock, Part, inherit
+from safecache.session import Part, inherit
 from safecache.settings import config
 from safecache.tiers import fallback
 from safecache.trials import evidence, markers, strikes
@@ -70,7 +70,6 @@ class _State:
         self.loaded: dict[int, tuple[weakref.ref[Any], Trial]] = {}
 
 
-_lock = ForkLock()
 _state: Part[_State] = Part(_State, inherit)
 
 
@@ -154,7 +153,7 @@ def open_cache(root: str) -> _Cache:
     cache = caches.get(root)
     if cache is not None:
         return cache
-    with _lock:
+    with _state.lock:
         if root not in caches:
             caches[root] = cache = _Cache(root)
             if config.current().trials:

@@ -23,7 +23,7 @@ from safecache.files import filesystem, folders
 from safecache.files.folders import Folder
 from safecache.places import ours
 from safecache.reporting import waits
-from safecache.session import ForkLock, Part, call_at_exit
+from safecache.session import Part, call_at_exit
 from safecache.settings import config
 from safecache.signing import side_records
 from safecache.trials import evidence
@@ -43,8 +43,6 @@ _MOST_OWN = 8
 _MOST = 64
 # Seconds between looks at a marker that another process looks at.
 _PAUSE = 0.005
-
-_lock = ForkLock()
 
 
 class Death(NamedTuple):
@@ -69,7 +67,7 @@ class Marker:
 
     def arm(self, names: list[str]) -> int | None:
         """Write that these files are being run; what to disarm() then. None if too much is run at once."""
-        with _lock:
+        with _own.lock:
             slot = self._free.pop(0) if self._free else None
         if slot is not None:
             self.rearm(slot, names)
@@ -86,7 +84,7 @@ class Marker:
     def disarm(self, slot: int) -> None:
         """It has ended, well or by an exception."""
         self._write(b"\n".rjust(_LENGTH), slot)
-        with _lock:
+        with _own.lock:
             self._free.append(slot)
 
     def _write(self, content: bytes, slot: int) -> None:
@@ -145,7 +143,7 @@ def own(place: str) -> Marker | None:
     """
     own = _own.now
     if place not in own and len(own) < _MOST_OWN:
-        with _lock:
+        with _own.lock:
             if place not in own:
                 own[place] = _made(place)
                 call_at_exit(own.end)

@@ -21,7 +21,7 @@ class Key:
         self.computed = 0
 
     def ask(self, name="torch_key", value=None):
-        build_keys._keys.clear()
+        build_keys._keys.reset()
         installation = Installation(str(self.top), self.also, self.packages)
         return build_keys.key(name, installation, lambda: str(self.root), lambda: self._compute(value))
 

@@ -35,7 +35,7 @@ def told(tmp_path, monkeypatch):
             f"1 1 0:1 / {tmp_path}/cache rw - {of_cache} server:/x {options}\n2 1 0:2 / {tmp_path}/fast rw - {of_fast} x rw\n"
         )
         monkeypatch.setattr(mounts, "_MOUNTINFO", str(tmp_path / "mounts"))
-        monkeypatch.setattr(mounts, "_network_devices", Uncached())
+        monkeypatch.setattr(mounts._network_devices, "now", Uncached())
         for name, value in settings.items():
             monkeypatch.setenv(name, value.format(tmp_path))
         monkeypatch.setattr(config, "_current", None)

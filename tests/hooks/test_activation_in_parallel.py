@@ -130,7 +130,7 @@ def test_fork_while_another_thread_holds_the_lock_does_not_hang_the_child(fake):
         from safecache.patching import activation
         held, done = threading.Event(), threading.Event()
         def hold():
-            with activation._lock:
+            with activation._hooks.lock:
                 held.set()
                 done.wait()
         holder = threading.Thread(target=hold)

@@ -14,7 +14,7 @@ from safecache.session import Part
 @pytest.fixture(autouse=True)
 def parts(monkeypatch):
     """No part of the package's own is made anew here."""
-    monkeypatch.setattr(session, "_parts", [])
+    monkeypatch.setattr(session, "_known", [])
 
 
 def in_child(function):

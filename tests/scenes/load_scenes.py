@@ -9,12 +9,12 @@ import sys
 import sysconfig
 import zipfile
 
-from safecache.store import attestations
-
 
 def load_shared_object(site, path):
     """Have one of the layers load a shared object the way it loads its own, which it has just built."""
     if os.path.isfile(path) and "safecache" in sys.modules:
+        from safecache.store import attestations
+
         with open(path, "rb") as file:
             attestations.attest_in_process(path, file.read())
     if site == "inductor":

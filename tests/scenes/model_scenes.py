@@ -319,7 +319,7 @@ def build_keys():
     from safecache.code import build_keys as kept
 
     codecache.torch_key.clear()  # this process is a fork of one that has asked
-    kept._keys.clear()
+    kept._keys.reset()
     kept._SETTLED = -1.0  # they may have been installed just now
     keys = [lambda: codecache.torch_key().hex()]
     if len(tops) == 2:

@@ -36,7 +36,7 @@ def on(monkeypatch):
     """Have the cache lie on such a file system."""
 
     def on(file_system):
-        monkeypatch.setattr(mounts, "_network_devices", {})
+        monkeypatch.setattr(mounts._network_devices, "now", {})
         monkeypatch.setattr(mounts, "mount_of", lambda path: file_system and Mount("/", file_system, ()))
 
     return on
