@@ -78,9 +78,22 @@ class KernelWrite:
         listed = manifests.list_of(CodeFile(file.path, kind=file.kind))
         return listed is not None and listed in self.lists and not os.path.lexists(listed)
 
+    def attest(self, file: CodeFile, digest: bytes, stated: _Stated, *, is_awaited: bool) -> bool:
+        """Attest the file here, and by a record, unless that of its group's list ``is_awaited``; as attest_file()."""
+        if is_awaited:
+            attestations.attest_in_process(file.path, digest=digest)
+            self.owed[file.path] = digest
+        elif not gate.attest_file(file, also=stated, digest=digest):
+            return False
+        for name in stated.get("files", ()):
+            self.owed.pop(os.path.join(os.path.dirname(file.path), name), None)
+        return True
+
     def add(self, file: CodeFile, content: bytes, digest: bytes | None, readable: str) -> None:
         """Remember that the file can be read at ``readable``; ``digest``: its SHA-256, None if it was not kept."""
         self.digests[file.path] = digest
+        if digest is None:
+            self.owed.pop(file.path, None)
         if not readable.endswith(".so"):  # Triton does not read that back with its group
             self._contents[readable] = content
 
@@ -160,28 +173,14 @@ def _keep(place: Place, name: str, content: bytes) -> tuple[str, _Stated | None]
     is_awaited = not stated and write.awaits_list(file)
     kept = (
         not levels.is_left_alone(place.root, reading=False)
-        and _attest(write, file, digest, stated, is_awaited=is_awaited)
+        and write.attest(file, digest, stated, is_awaited=is_awaited)
         and _publish(file.path, content, place.root)
     )
-    if kept and is_awaited:
-        write.owed[file.path] = digest
     if not kept and not config.current().strict and directory_faults.forbids_writing(place.root):
         levels.leave_alone(place.root, reading=False)  # or each file would fail, and be counted, by itself
     readable = write.private_path(file, content, is_kept=kept)
     write.add(file, content, digest if kept else None, readable)
     return readable, stated if kept else None
-
-
-def _attest(write: KernelWrite, file: CodeFile, digest: bytes, stated: _Stated, *, is_awaited: bool) -> bool:
-    """Attest the file here, and by a record, unless that of its group's list ``is_awaited``."""
-    if is_awaited:
-        attestations.attest_in_process(file.path, digest=digest)
-        return True
-    if not gate.attest_file(file, also=stated, digest=digest):
-        return False
-    for name in stated.get("files", ()):
-        write.owed.pop(os.path.join(os.path.dirname(file.path), name), None)
-    return True
 
 
 def attest(directory: str, name: str, content: bytes, write: Callable[[], str]) -> str:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
+import logging
 import sys
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 from safecache import compiles
-from safecache.entries import agreement
 from safecache.patching import targets
 from safecache.ports import plugs
-from safecache.reporting import waits
+from safecache.reporting import events, waits
 from safecache.reporting.kinds import Kind, Reason
+from safecache.session import Part, inherit
 
 __all__ = ["OTHER_RANK", "agreed", "compile_fx", "compile_fx_inner"]
 
@@ -86,10 +89,48 @@ def agreed(kind: Kind, look: Callable[[], Any], is_hit: Callable[[Any], bool]) -
         return look(), True
 
 
+# Seconds for which the other ranks are waited for: longer than lookups differ, as all of them have just begun.
+_MOST = 60.0
+_TOO_LATE = (
+    "safecache: not all ranks reached this cache lookup within {0:g} s ({1}). This process stops coordinating and uses "
+    "its own cache; ranks may hang in a collective if their caches differ. Help: give every rank the same cache "
+    "directory, or an empty one"
+)
+
+
+class _State:
+    def __init__(self) -> None:
+        self.numbers = itertools.count(1)
+        self.has_given_up = False
+
+
+_state: Part[_State] = Part(_State, inherit)
+
+
 def _all_hit(hit: bool, kind: Kind) -> bool:
-    if _group() is None or not _meet() or (kind is Kind.AOT_ENTRY and _is_set(targets.OWN_AGREEMENT)):
+    """Whether all ranks have hit, as this one says of itself: each calls this once for each lookup, in one order.
+
+    After a rank that did not come in time, which is reported once, it is what this one says. Ranks that meet in
+    collectives while they compile would wait for one that hits, and does not come there. They agree by the store that
+    they have met at, since a group of its own would have to be made by all of them at once. Stock torch has this from
+    2.15 on, for AOTAutograd entries, where ``_sync_cache_decision_cross_ranks`` is set.
+    """
+    distributed, state = _group(), _state.now
+    if distributed is None or not _meet() or (kind is Kind.AOT_ENTRY and _is_set(targets.OWN_AGREEMENT)):
         return hit
-    return agreement.all_ranks_hit(hit)
+    if state.has_given_up:
+        return hit
+    try:
+        store = distributed.distributed_c10d._get_default_store()
+        rank, size, number = distributed.get_rank(), distributed.get_world_size(), next(state.numbers)
+        names = [f"safecache/agreement/{number}/{each}" for each in range(size)]
+        store.set(names[rank], b"hit" if hit else b"miss")
+        store.wait(names, timedelta(seconds=_MOST))
+        return all(store.get(name) == b"hit" for name in names)
+    except Exception as error:  # of whatever store it is
+        state.has_given_up = True
+        events.log_line(logging.WARNING, _TOO_LATE.format(_MOST, type(error).__name__))
+        return hit
 
 
 def _group() -> Any:
