@@ -112,8 +112,8 @@ def _all_hit(hit: bool, kind: Kind) -> bool:
 
     After a rank that did not come in time, which is reported once, it is what this one says. Ranks that meet in
     collectives while they compile would wait for one that hits, and does not come there. They agree by the store that
-    they have met at, since a group of its own would have to be made by all of them at once. Stock torch has this from
-    2.15 on, for AOTAutograd entries, where ``_sync_cache_decision_cross_ranks`` is set.
+    they have met at, since a group of its own would have to be made by all of them at once. Stock torch may do
+    so itself from 2.15 on, for AOTAutograd entries: targets.OWN_AGREEMENT.
     """
     distributed, state = _group(), _state.now
     if distributed is None or not _meet() or (kind is Kind.AOT_ENTRY and _is_set(targets.OWN_AGREEMENT)):
