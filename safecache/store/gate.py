@@ -129,11 +129,10 @@ def _judge_alone(record: bytes | None, file: CodeFile, digest: bytes, objection:
     # INVARIANT: a record counts that a trusted key has sealed for this file.
     if verdict.reason is not None:
         return Refusal(verdict.reason, _UNATTESTED.get(verdict.reason) or trust.evidence(verdict))
-    refusal = trust.foreign(verdict, file.kind) or objection(stated)
     # INVARIANT: it counts for the content that it states.
-    if refusal is None and digest.hex() != stated["sha256"]:
+    if digest.hex() != stated["sha256"]:
         return Refusal(Reason.DAMAGED, "its digest is not the one that was sealed")
-    return refusal
+    return trust.foreign(verdict, file.kind) or objection(stated)
 
 
 def _contradiction(record: bytes | None, file: CodeFile, digest: bytes, objection: _Objection) -> Refusal | None:
