@@ -21,14 +21,14 @@ from safecache.reporting.kinds import Kind, Reason
 from safecache.store import attestations, bundles, directories, entry_files, gate, manifests
 from safecache.tiers import directory_faults
 
-__all__ = ["Build", "are_attested", "attach_inputs", "current", "mark_loaded"]
+__all__ = ["Build", "are_attested", "attach_inputs", "current_build", "mark_loaded"]
 
 _SCRATCH = "CxxBuild"
 # As torch ends the name of the source that the library of a kernel is named after.
 _MAIN = ".main.cpp"
 
 
-def current() -> Build:
+def current_build() -> Build:
     """The search for libraries that this thread is in; one that verifies nothing where it is in none."""
     return compiles.current.build or Build()
 

@@ -99,7 +99,7 @@ def precompile_header(wrapped: Callable[..., Any], instance: Any, args: Any, kwa
     one where the library is there. Torch asks for it all the same, and it does not lie in the cache: where that was
     copied to, or mounted, or another user has it, a hit would compile one.
     """
-    if library_builds.current().is_found():
+    if library_builds.current_build().is_found():
         return None
     # Without a signing key the next process could not verify the header. Where a remote has given the entry it has the
     # libraries too, and a header takes longer than all else: what it lacks is built without one.

@@ -30,7 +30,7 @@ def write(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) ->
         if "specified_dir" in named:
             named["specified_dir"] = generated.header_directory(named["specified_dir"])
         name, path = generated.put(lambda: wrapped(content, *rest, **named), content)
-        library_builds.current().note_source(path)
+        library_builds.current_build().note_source(path)
         return name, path
 
     if kwargs.get("specified_dir"):  # of the precompiled headers: precompile_header handles its failures
@@ -101,10 +101,10 @@ def init_builder(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: 
 def get_target_file_path(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> str:
     """CppBuilder.get_target_file_path: quarantines an unattested file before torch asks whether there is one."""
     path: str = wrapped(*args, **kwargs)
-    library_builds.current().settle_target(path)
+    library_builds.current_build().settle_target(path)
     return path
 
 
 def build(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
     """CppBuilder.build: builds where nobody else can interfere, and attests the result."""
-    return library_builds.current().run(lambda: wrapped(*args, **kwargs), instance)
+    return library_builds.current_build().run(lambda: wrapped(*args, **kwargs), instance)
