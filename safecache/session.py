@@ -23,7 +23,7 @@ else:
             return cls
 
 
-__all__ = ["ForkLock", "Part", "call_at_exit", "inherit", "reset"]
+__all__ = ["ForkLock", "Part", "call_at_exit", "fork_lock", "inherit", "reset"]
 
 _known: list[Part[Any] | ForkLock] = []
 
@@ -37,18 +37,11 @@ class Part(Generic[State]):
     """The state of one module, in ``now``: what ``make`` returns, made anew by reset().
 
     ``in_child`` returns the state of a forked child, given its parent's; without it that is made anew too. Who reads
-    ``now`` twice may be given two states: read it once where that matters. ``lock``: for those who change
-    it; ``delays_fork``: nobody forks while another thread holds it.
+    ``now`` twice may be given two states: read it once where that matters. ``lock``: for those who change it.
     """
 
-    def __init__(
-        self,
-        make: Callable[[], State],
-        in_child: Callable[[State], State] | None = None,
-        *,
-        delays_fork: bool = False,
-    ) -> None:
-        self.lock = ForkLock(delays_fork=delays_fork)
+    def __init__(self, make: Callable[[], State], in_child: Callable[[State], State] | None = None) -> None:
+        self.lock = ForkLock()
         self.now = make()
         self._make, self._in_child = make, in_child
         _known.append(self)
@@ -88,11 +81,10 @@ def call_at_exit(work: Callable[[], Result]) -> Callable[[], Result]:
 class ForkLock:
     """A reentrant lock of a module, which in a forked child no thread of the parent holds.
 
-    The thread that forks while it holds the lock holds it in the child too. ``delays_fork``: nobody forks meanwhile.
+    The thread that forks while it holds the lock holds it in the child too.
     """
 
-    def __init__(self, *, delays_fork: bool = False) -> None:
-        self.delays_fork = delays_fork
+    def __init__(self) -> None:
         self._lock = threading.RLock()
         _known.append(self)
 
@@ -112,24 +104,13 @@ class ForkLock:
             self._lock.acquire()
 
 
-def _locks() -> list[ForkLock]:
-    return [each for each in _known if isinstance(each, ForkLock) and each.delays_fork]
-
-
-def _before_fork() -> None:
-    for lock in _locks():
-        lock.__enter__()
-
-
-def _after_in_parent() -> None:
-    for lock in reversed(_locks()):
-        lock.__exit__()
+# Nobody forks while another thread holds it.
+fork_lock = ForkLock()
 
 
 def _after_in_child() -> None:
-    """What fails in one hinders no other."""
-    for lock in _locks():
-        lock.__exit__()
+    """Release the lock and renew each part; what fails in one hinders no other."""
+    fork_lock.__exit__()
     for each in list(_known):
         try:
             each.renew()
@@ -137,4 +118,4 @@ def _after_in_child() -> None:
             sys.excepthook(*sys.exc_info())
 
 
-os.register_at_fork(before=_before_fork, after_in_parent=_after_in_parent, after_in_child=_after_in_child)
+os.register_at_fork(before=fork_lock.__enter__, after_in_parent=fork_lock.__exit__, after_in_child=_after_in_child)

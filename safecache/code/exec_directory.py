@@ -28,7 +28,7 @@ class _Refused(Exception):
 
 
 def load_path(file: CodeFile) -> str:
-    """Where to load the library from, once it is verified: executable_path(), or out of others' reach.
+    """Verify the library, and find where to load it from: executable_path(), or out of others' reach.
 
     Raises EntryRefusedError, in every mode, if nothing attests it; OSError if it or its record cannot be read.
     """

@@ -52,7 +52,7 @@ class Build:
             self._source = path
 
     def is_found(self) -> bool:
-        """Whether the library is there and attested, or in a lower tier, from which it is copied then."""
+        """Tell whether the library is there and attested, or in a lower tier, from which it is copied then."""
         if not self._source:
             return False
         path = self._source.removesuffix(".cpp") + ".so"
@@ -60,7 +60,7 @@ class Build:
         return gate.is_attested(CodeFile(path, root)) or _is_fetched(path, root)
 
     def settle_target(self, path: str) -> None:
-        """As torch asks for a file at ``path``: quarantine an unattested one, or copy one from a lower tier.
+        """Quarantine an unattested file at ``path``, as torch asks for it, or copy one from a lower tier.
 
         Raises directory_faults.Unsettled if it cannot be quarantined or verified; EntryRefusedError in strict mode.
         """
@@ -79,7 +79,7 @@ class Build:
             self._absent.add(path)
 
     def run(self, make: Callable[[], Any], builder: Any) -> Any:
-        """What ``make`` returns, which has the builder build its library; None if it was built privately instead.
+        """Return what ``make`` does, which has the builder build its library; None if it was built privately instead.
 
         The build is out of others' reach, and a record attests the library. Raises what the build does, and
         EntryRefusedError if an input was replaced.

@@ -53,7 +53,7 @@ _Stated = Mapping[str, Mapping[str, str | None]]
 
 
 class KernelWrite:
-    """What this thread writes to Triton's cache: until a list attests it, and until Triton has read it back.
+    """Keep what this thread writes to Triton's cache: until a list attests it, and until Triton has read it back.
 
     Triton reads back by name what it has just written. A network file system can fail at that, though the file is
     published, or somebody may have cleared the cache: the bytes then come from memory.
@@ -71,7 +71,7 @@ class KernelWrite:
         self._is_private: dict[str, bool] = {}
 
     def awaits_list(self, file: CodeFile) -> bool:
-        """Whether the record of a list that is still to come will attest this file; if not, it needs one of its own.
+        """Tell whether the record of a list still to come will attest this file; if not, it needs one of its own.
 
         Not where another process has written that list meanwhile: until ours replaces it, it states another file.
         """
@@ -98,7 +98,7 @@ class KernelWrite:
             self._contents[readable] = content
 
     def private_path(self, file: CodeFile, content: bytes, *, is_kept: bool) -> str:
-        """As gate.private_path(), but asks once about a directory."""
+        """Find the path as gate.private_path() does, but ask once about a directory."""
         directory = os.path.dirname(file.path)
         if is_kept and directory not in self._is_private:
             self._is_private[directory] = ownership.why_not_private(directory) is None
@@ -132,7 +132,7 @@ class KernelWrite:
 
 
 def current_write() -> KernelWrite:
-    """What this thread writes; in no compiling(), that is forgotten at once."""
+    """Return what this thread writes; in no compiling(), that is forgotten at once."""
     return compiles.current.kernel_write or KernelWrite()
 
 

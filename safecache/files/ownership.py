@@ -34,7 +34,7 @@ def own_uid(uid: int) -> bool:
 
 
 def is_own(status: os.stat_result) -> bool:
-    """Whether nobody else could write to a file with this status, its directory aside."""
+    """Tell whether nobody else could write to a file with this status, its directory aside."""
     return own_uid(status.st_uid) and not status.st_mode & 0o022
 
 

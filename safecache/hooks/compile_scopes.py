@@ -108,7 +108,7 @@ _state: Part[_State] = Part(_State, inherit)
 
 
 def _all_hit(hit: bool, kind: Kind) -> bool:
-    """Whether all ranks have hit, as this one says of itself: each calls this once for each lookup, in one order.
+    """Tell whether all ranks have hit, as this one says of itself: each calls this once for each lookup, in one order.
 
     After a rank that did not come in time, which is reported once, it is what this one says. Ranks that meet in
     collectives while they compile would wait for one that hits, and does not come there. They agree by the store that

@@ -168,7 +168,7 @@ _state: Part[_State] = Part(functools.cache(_State), _State.in_child)
 
 
 def current() -> Service:
-    """This process's service. A forked child has its own."""
+    """Return this process's service. A forked child has its own."""
     with _state.lock:
         state = _state.now
         if state.current is None:

@@ -14,7 +14,7 @@ from io import FileIO
 from typing import Any, NamedTuple, Protocol
 
 from safecache.isolation import protocol
-from safecache.session import Part
+from safecache.session import Part, fork_lock
 from safecache.settings import children, config
 
 __all__ = [
@@ -42,13 +42,13 @@ def _close_all(files: set[Closable]) -> set[Closable]:
     return files
 
 
-# What a child closes; the same after reset(), for it is in use.
-_open: Part[set[Closable]] = Part(functools.cache(set), _close_all, delays_fork=True)
+# What a child closes, exactly these: no fork may come in between. The same after reset(), for it is in use.
+_open: Part[set[Closable]] = Part(functools.cache(set), _close_all)
 
 
 def socketpair() -> tuple[socket.socket, socket.socket]:
     """A connected pair. Raises OSError."""
-    with _open.lock:
+    with fork_lock:
         pair = socket.socketpair()
         _open.now.update(pair)
     return pair
@@ -56,7 +56,7 @@ def socketpair() -> tuple[socket.socket, socket.socket]:
 
 def pipe() -> tuple[FileIO, FileIO]:
     """A pipe: the read end, which does not block, and the write end. Raises OSError."""
-    with _open.lock:
+    with fork_lock:
         read_end, write_end = os.pipe()
         pair = FileIO(read_end, "rb"), FileIO(write_end, "wb")
         _open.now.update(pair)
@@ -66,7 +66,7 @@ def pipe() -> tuple[FileIO, FileIO]:
 
 def notes() -> FileIO:
     """A file in memory, or /dev/null if the kernel has none. Raises OSError."""
-    with _open.lock:
+    with fork_lock:
         try:
             file = FileIO(os.memfd_create("safecache"), "w+b")
         except (AttributeError, OSError):
@@ -77,7 +77,7 @@ def notes() -> FileIO:
 
 def close(*what: Closable) -> None:
     """Close these. Idempotent."""
-    with _open.lock:
+    with fork_lock:
         for each in what:
             _open.now.discard(each)
             each.close()

@@ -15,6 +15,8 @@ import warnings
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from safecache.session import Part, inherit
+
 __all__ = ["MOST_BYTES", "ProtocolError", "encode", "heard", "receive", "receive_with_descriptors", "repeat", "send"]
 
 # The IR of the largest kernels has some MB.
@@ -108,7 +110,7 @@ def _read(channel: socket.socket, size: int, deadline: float | None) -> bytes:
 # In characters: more than the PTX that Triton prints where ptxas fails.
 _MOST = 1 << 20
 # A registry as of one module with all kernels, so that a filter that shows a warning once does so here, too.
-_shown: dict[Any, Any] = {}
+_shown: Part[dict[Any, Any]] = Part(dict, inherit)
 
 
 @contextlib.contextmanager
@@ -131,4 +133,4 @@ def repeat(remarks: dict[str, Any]) -> None:
     for category, message, file, line in remarks.get("warnings", ()):
         found = getattr(builtins, category, None)
         kind = found if isinstance(found, type) and issubclass(found, Warning) else UserWarning
-        warnings.warn_explicit(message, kind, file, line, registry=_shown)
+        warnings.warn_explicit(message, kind, file, line, registry=_shown.now)

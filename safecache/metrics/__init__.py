@@ -140,7 +140,7 @@ _REMEDY = "pip install 'safecache[metrics]'"
 
 
 class _Program:
-    """What stays in a forked child, and after reset()."""
+    """Keep what stays in a forked child, and after reset()."""
 
     is_started = is_on = False
     # The pid of the process that made the directory of the run; 0 if the directory is inherited.
