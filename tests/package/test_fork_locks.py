@@ -64,6 +64,16 @@ def test_a_child_can_take_it_whoever_held_it(code):
     assert (done.returncode, done.stdout) == (0, "0\n"), done.stderr
 
 
+def test_nobody_forks_while_another_thread_holds_the_lock_for_that():
+    held = (
+        "from safecache.session import fork_lock as lock\nthreading.Thread(target=hold).start(); begun.wait()\n"
+        "threading.Timer(0.5, ended.set).start()\n"
+        "print(in_child(lambda: take() or not ended.is_set()), ended.is_set())"
+    )
+    done = python(FORK + held)
+    assert (done.returncode, done.stdout) == (0, "0 True\n"), done.stderr
+
+
 def test_each_lock_of_a_module_is_free_in_a_forked_child():
     found = set()
     for path in sorted(PACKAGE.rglob("*.py")):
