@@ -19,7 +19,7 @@ from safecache.settings.settings import PACK
 from safecache.settings.units import SIZES, parse_size, write_size
 from safecache.store import entry_files
 from safecache.upkeep import packing
-from safecache.upkeep.transfers import Step
+from safecache.upkeep.copies import Step
 
 if TYPE_CHECKING:
     from safecache.upkeep.oci import Reference

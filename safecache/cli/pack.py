@@ -15,7 +15,7 @@ from safecache.settings import config, extras
 from safecache.settings.settings import PACK
 from safecache.tiers import levels
 from safecache.upkeep import packing
-from safecache.upkeep.transfers import Targets
+from safecache.upkeep.copies import Caches
 
 __all__ = ["add", "output", "run", "sources", "targets"]
 
@@ -68,15 +68,15 @@ def sources() -> list[str]:
     return [*levels.existing_caches(environ), *filter(os.path.isdir, [layout.vllm_cache_dir(environ)])]
 
 
-def targets(directory: str | None) -> Targets:
+def targets(directory: str | None) -> Caches:
     """Where what a pack has goes: to this cache, or to those that this environment uses."""
     environ = config.child_environment()
     triton, vllm = os.path.realpath(layout.triton_cache_dir(environ)), layout.vllm_cache_dir(environ)
     if directory is None:
         only_triton = bool(environ.get("TRITON_CACHE_DIR"))
-        return Targets(levels.of_this_node(environ), triton, vllm, only_triton=only_triton)
+        return Caches(levels.of_this_node(environ), triton, vllm, only_triton=only_triton)
     own = os.path.realpath(directory)
-    return Targets(own, own, os.path.join(own, layout.VLLM_FOLDER), only_triton=own == triton)
+    return Caches(own, own, os.path.join(own, layout.VLLM_FOLDER), only_triton=own == triton)
 
 
 def _diff(arguments: argparse.Namespace) -> int:

@@ -16,12 +16,13 @@ from safecache.cli import EXIT_FINDINGS
 from safecache.cli.arguments import DIRECTORY_HELP, add_json, add_remote, remote_of
 from safecache.errors import printable
 from safecache.places import layout
-from safecache.remote.client import Client, Unavailable
+from safecache.remote.client import Unavailable
 from safecache.settings import config
 from safecache.settings.units import write_size
 from safecache.tiers import levels
-from safecache.upkeep import transfers
-from safecache.upkeep.transfers import Fate, Step, Summary, Targets, Tell
+from safecache.upkeep import copies
+from safecache.upkeep.copies import Caches, Directory, Fate, Step, Summary, Tell
+from safecache.upkeep.remote_contents import Remote
 
 __all__ = ["add", "progress", "run", "show"]
 
@@ -45,30 +46,27 @@ def run(arguments: argparse.Namespace) -> int:
     remote = remote_of(arguments)
     try:
         with progress(arguments.command) as tell:
+            place = Remote(remote)
             if arguments.command == "push":
-                summary = _push(arguments, remote, tell)
+                directories = arguments.directories or levels.existing_caches(config.child_environment())
+                summary = copies.copy(list(map(Directory, directories)), place, tell, again=arguments.again)
             else:
-                summary = transfers.pull(_caches(arguments.directory), remote, tell)
+                summary = copies.copy([place], _caches(arguments.directory), tell)
     except Unavailable:
         print(f"safecache {arguments.command}: {remote.shown} cannot be used now", file=sys.stderr)
         return EXIT_FINDINGS
-    show(arguments, remote.shown, summary)
+    show(arguments, remote.shown, summary, place.elsewhere)
     return EXIT_FINDINGS if summary.problems else 0
 
 
-def _push(arguments: argparse.Namespace, remote: Client, tell: Tell) -> Summary:
-    directories = arguments.directories or levels.existing_caches(config.child_environment())
-    return transfers.push(map(os.path.realpath, directories), remote, tell, again=arguments.again)
-
-
-def _caches(directory: str | None) -> Targets:
+def _caches(directory: str | None) -> Caches:
     """Where this process, or one with that cache, looks for each kind."""
     environ = config.child_environment()
     triton = os.path.realpath(layout.triton_cache_dir(environ))
     if directory is None:
-        return Targets(levels.of_this_node(environ), triton, only_triton=bool(environ.get("TRITON_CACHE_DIR")))
+        return Caches(levels.of_this_node(environ), triton, only_triton=bool(environ.get("TRITON_CACHE_DIR")))
     own = os.path.realpath(directory)
-    return Targets(own, own, only_triton=own == triton)
+    return Caches(own, own, only_triton=own == triton)
 
 
 @contextmanager
@@ -93,18 +91,18 @@ def progress(command: str) -> Iterator[Tell]:
 _FEW = 100
 
 
-def show(arguments: argparse.Namespace, shown: str, summary: Summary) -> None:
-    """Print what became of it; ``shown``: the remote, or the pack."""
+def show(arguments: argparse.Namespace, shown: str, summary: Summary, elsewhere: int = 0) -> None:
+    """Print what became of it; ``shown``: the remote, or the pack; ``elsewhere``: how much there is of other builds."""
     done = _DONE[arguments.command]
     counts = {done if fate is Fate.DONE else fate.value: summary.counts[fate] for fate in Fate}
     problems = [{"name": step.name, "what": step.fate.value, "why": step.detail} for step in summary.problems]
     if arguments.json:
         words = {what.replace(" ", "_"): number for what, number in counts.items()}
-        others = {"bytes": summary.size, "other_builds": summary.elsewhere, "problems": problems}
+        others = {"bytes": summary.size, "other_builds": elsewhere, "problems": problems}
         print(json.dumps({"remote" if arguments.command in ("push", "pull") else "pack": shown, **words, **others}))
         return
     counted = ", ".join(f"{number} {what}" for what, number in counts.items())
-    elsewhere = f"; {summary.elsewhere} there are of other builds" if summary.elsewhere else ""
-    print(printable(f"{shown}: {counted} ({write_size(summary.size)}){elsewhere}"))
+    others_there = f"; {elsewhere} there are of other builds" if elsewhere else ""
+    print(printable(f"{shown}: {counted} ({write_size(summary.size)}){others_there}"))
     for step in summary.problems:
         print(printable(f"{step.fate.value} {step.name}: {step.detail}"))

@@ -31,6 +31,7 @@ __all__ = [
     "decode_object",
     "encode_object",
     "is_of_this_build",
+    "key_in_name",
     "kind_of",
     "listing",
     "remote_object_name",
@@ -43,9 +44,10 @@ _LARGEST_HEADER = 1 << 20
 MOST_NEEDED = 512
 _PLAIN = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*(/[A-Za-z0-9_-][A-Za-z0-9._-]*)*")
 _LONGEST_NAME = 200
-_NAME = re.compile(rf"(?P<kind>[a-z_]+)/(~[0-9a-f]{{64}}|{_PLAIN.pattern})@[0-9A-Za-z]+")
-# No plain key begins so.
+# What stands for a key that is not plain: no plain one begins so.
 _HASHED = "~"
+_HASH = re.compile(rf"{_HASHED}[0-9a-f]{{64}}")
+_NAME = re.compile(rf"(?P<kind>[a-z_]+)/(?P<key>{_HASH.pattern}|{_PLAIN.pattern})@[0-9A-Za-z]+")
 # Bytes of a parcel's start that most headers fit into: see listing().
 START = 4096
 # Of compression: a process that has just compiled makes it.
@@ -65,7 +67,7 @@ class Parcel(NamedTuple):
 
 def remote_object_name(kind: Kind, key: str) -> str:
     """What the remote calls the bundle of this key, as it is built here: with another torch, it is another one."""
-    readable = _PLAIN.fullmatch(key) is not None and len(key) <= _LONGEST_NAME
+    readable = _HASH.fullmatch(key) or (_PLAIN.fullmatch(key) and len(key) <= _LONGEST_NAME)
     stated = key if readable else f"{_HASHED}{hashlib.sha256(key.encode()).hexdigest()}"
     return f"{kind.value}/{stated}@{provenance.build_of(kind)}"
 
@@ -74,6 +76,11 @@ def kind_of(name: str) -> Kind | None:
     """The kind in such a name, of whatever build; None for any other name. What the key is, its parcel says."""
     found = _NAME.fullmatch(name)
     return {each.value: each for each in Kind if each.tiers.key}.get(found["kind"]) if found is not None else None
+
+
+def key_in_name(name: str) -> str:
+    """The key in the name of a bundle, or the hash that stands for it there."""
+    return name.partition("/")[2].rpartition("@")[0]
 
 
 def is_of_this_build(name: str, kind: Kind) -> bool:

@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from safecache.places.refs import Ref
+from safecache.ports import File
 from safecache.remote import client, parcels, stores
 from safecache.remote.client import Client, Unavailable
 from safecache.remote.parcels import Parcel
@@ -134,10 +135,18 @@ def _attempt(job: _Job | _Action) -> Sent:
     return sent
 
 
-def send(remote: Client, ref: Ref, needs: tuple[tuple[Kind, str], ...] = (), *, again: bool = False) -> Sent:
-    """Send the bundle as it lies in the cache; a key's entries are joined with those that the remote has.
+def send(
+    remote: Client,
+    ref: Ref,
+    needs: tuple[tuple[Kind, str], ...] = (),
+    *,
+    files: tuple[File, ...] | None = None,
+    again: bool = False,
+) -> Sent:
+    """Send a bundle; a key's entries are joined with those that the remote has.
 
-    Nothing that does not verify is sent. Raises Unavailable and OSError.
+    ``files``: verified, of a ``ref`` as in a frame; None: what verifies of it in the cache of the ref. Raises
+    Unavailable and OSError.
     """
     name = parcels.remote_object_name(ref.kind, ref.key)
     full = stores.prefix() + name
@@ -146,7 +155,8 @@ def send(remote: Client, ref: Ref, needs: tuple[tuple[Kind, str], ...] = (), *, 
         return Sent(0)
     for _ in range(_MOST_TRIES):
         known = remote.read([full]).get(full) if joins else None
-        content = _joined(ref, needs, name, known)
+        ours = bundles.read_verified_files(ref) if files is None else files
+        content = _joined(wire.place_in_frame(ref) if files is None else ref, ours, needs, name, known)
         if isinstance(content, Sent):
             return content
         if joins and not isinstance(known, Oversized):
@@ -159,18 +169,23 @@ def send(remote: Client, ref: Ref, needs: tuple[tuple[Kind, str], ...] = (), *, 
     return Sent(0, "others were adding to it all the time")
 
 
-def _joined(ref: Ref, needs: tuple[tuple[Kind, str], ...], name: str, known: bytes | Oversized | None) -> bytes | Sent:
+def _joined(
+    ref: Ref,
+    files: tuple[File, ...],
+    needs: tuple[tuple[Kind, str], ...],
+    name: str,
+    known: bytes | Oversized | None,
+) -> bytes | Sent:
     """The parcel to send, with what verifies of the one that the remote is known to have; or why nothing is sent."""
     most = config.current().remote_max_bytes
     theirs = parcels.decode_object(known, name, ref, most) if isinstance(known, bytes) else None
     theirs = theirs if isinstance(theirs, Parcel) else Parcel(ref, ())
-    files = bundles.read_verified_files(ref)
     ours = {file.name for file in files}
     if not files or (theirs.files and ours <= {file.name for file in theirs.files}):
         return Sent(0)
     joined = (*files, *(file for file in theirs.files if file.name not in ours))
     needed = tuple(dict.fromkeys((*needs, *theirs.needs)))[: parcels.MOST_NEEDED]
-    content = parcels.encode_object(Parcel(wire.place_in_frame(ref), joined, needed), name)
+    content = parcels.encode_object(Parcel(ref, joined, needed), name)
     if content is None:
         return Sent(0, "there is no key to seal it", is_final=True)
     if len(content) > most:

@@ -34,6 +34,7 @@ __all__ = [
     "describe",
     "kernels",
     "keys",
+    "keys_in",
     "read",
     "signatures_in",
     "take",
@@ -154,7 +155,12 @@ def _names(content: bytes) -> Iterator[bytes]:
 
 def keys(paths: Iterable[str]) -> tuple[str, ...]:
     """The cache keys of graphs and sources that these pickles hold, likewise."""
-    return tuple(dict.fromkeys(key.decode() for path in paths for key in _KEY.findall(_read(path))))
+    return keys_in(map(_read, paths))
+
+
+def keys_in(contents: Iterable[bytes]) -> tuple[str, ...]:
+    """The same of the first 4 MiB of each of these contents."""
+    return tuple(dict.fromkeys(key.decode() for content in contents for key in _KEY.findall(content, 0, _MOST_NAMES)))
 
 
 def _read(path: str) -> bytes:

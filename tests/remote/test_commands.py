@@ -113,7 +113,7 @@ def test_what_does_not_verify_is_not_sent(run, url, cache):
         path.write_bytes(b"altered")
     said = told(run("push", cache, "--json"), 1)
     assert (said["sent"], said["refused"]) == (filled.BUNDLES - 1, 1)
-    assert said["problems"][0]["name"].startswith("native_code/") and "verif" in said["problems"][0]["why"]
+    assert said["problems"][0]["name"].startswith("inductor:native_code/") and "verif" in said["problems"][0]["why"]
 
 
 @pytest.mark.parametrize("name", ["k.cubin", "__grp__k.json"])
@@ -143,7 +143,7 @@ def test_what_does_not_verify_is_not_written(run, url, cache, tmp_path):
     said = told(run("pull", tmp_path / "there", "--json"), 1)
     assert (said["fetched"], said["refused"]) == (filled.BUNDLES - 2, 2)
     refused = {problem["name"] for problem in said["problems"]}
-    assert refused == {name.removeprefix(stores.prefix()) for name in names[:2]}
+    assert refused == {f"inductor:{name.removeprefix(stores.prefix()).partition('@')[0]}" for name in names[:2]}
 
 
 def test_of_a_stranger_nothing_is_written(run, url, cache, tmp_path, settings):

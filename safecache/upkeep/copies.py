@@ -1,0 +1,266 @@
+"""Copies between caches, packs and the remote: what the destination lacks of what the sources have.
+
+Nothing is written before it has been verified in memory. Done again, a copy that was cut short goes on.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
+from enum import Enum
+from functools import partial
+from typing import NamedTuple, Protocol
+
+from safecache.code import vllm_files
+from safecache.errors import SafecacheError
+from safecache.files import folders, opening, parallel
+from safecache.places import layout
+from safecache.places.refs import Ref
+from safecache.ports import Bundle
+from safecache.remote.client import Unavailable
+from safecache.reporting.kinds import ENTRIES, Reason
+from safecache.reporting.report import Refusal
+from safecache.settings import config
+from safecache.signing import keyring
+from safecache.store import bundles, wire
+from safecache.store.wire import INDUCTOR, TRITON, VLLM
+from safecache.upkeep import inventory
+
+__all__ = [
+    "Caches",
+    "Destination",
+    "Directory",
+    "Fate",
+    "Listing",
+    "Source",
+    "Step",
+    "Summary",
+    "Tell",
+    "copy",
+    "read_verified",
+]
+
+# Requests at once, each of which waits for the other side most of the time.
+_THREADS = 8
+
+
+class Listing(NamedTuple):
+    """A bundle that a place has. ``ref``: as in a frame, see store.wire; ``names``: of its files.
+
+    None of that is verified. ``names`` is None where only reading it tells.
+    """
+
+    ref: Ref
+    names: Collection[str] | None
+
+
+class Fate(Enum):
+    """What became of a bundle."""
+
+    DONE = "done"
+    THERE = "already there"
+    REFUSED = "refused"
+    FAILED = "failed"
+
+
+class Step(NamedTuple):
+    """``size``: bytes that were written for the bundle of this name; ``detail``: why none were."""
+
+    name: str
+    fate: Fate
+    size: int = 0
+    detail: str = ""
+
+
+class Summary(NamedTuple):
+    """``counts``: of bundles by their fate; ``size``: bytes written; ``problems``: what was refused, or has failed."""
+
+    counts: Counter[Fate]
+    size: int
+    problems: list[Step]
+
+
+class Source(Protocol):
+    """What bundles are copied from. Both methods may raise OSError, SafecacheError and Unavailable."""
+
+    def listings(self) -> Iterator[Listing]:
+        """Yield what it has."""
+
+    def read(self, listing: Listing) -> Bundle:
+        """Read what it lists. The bundle states why it is refused, or else has been verified."""
+
+
+class Destination(Protocol):
+    """What bundles are copied to. Both methods may raise OSError, SafecacheError and Unavailable."""
+
+    def complete(self, listings: Collection[Listing]) -> Collection[Ref]:
+        """Find those of which it lacks nothing. Called once, before anything is written."""
+
+    def write(self, bundle: Bundle, *, again: bool) -> Step:
+        """Have it hold a verified bundle; ``again``: in place of what it has of that."""
+
+
+# Called with the number of bundles when that is known, and with each that is done.
+Tell = Callable[[int, Step | None], None]
+
+
+def copy(
+    sources: Sequence[Source], destination: Destination, tell: Tell, *, again: bool = False, threads: int = _THREADS
+) -> Summary:
+    """Copy what the destination lacks; of bundles with the same name, the first that verifies.
+
+    Entries of one key are joined. ``again``: also what is there already. Raises what the listings raise, before
+    anything is written.
+    """
+    keyring.current()  # by one thread: the first use makes a key
+    named: dict[str, list[tuple[Source, Listing]]] = {}
+    for source in sources:
+        for listing in source.listings():
+            named.setdefault(wire.name_bundle(listing.ref), []).append((source, listing))
+    complete = destination.complete([_joined_listing(having) for having in named.values()])
+    tell(len(named), None)
+    counts, problems, size = Counter[Fate](), list[Step](), 0
+    step = partial(_attempt, destination, () if again else complete, again)
+    for done in parallel.map_in_threads(step, sorted(named.items()), threads):
+        tell(len(named), done)
+        counts[done.fate] += 1
+        size += done.size
+        if done.detail:
+            problems.append(done)
+    return Summary(counts, size, problems)
+
+
+def _joined_listing(having: list[tuple[Source, Listing]]) -> Listing:
+    names = [listing.names for _, listing in having]
+    known = [each for each in names if each is not None]
+    return having[0][1]._replace(names=set().union(*known) if len(known) == len(names) else None)
+
+
+def _attempt(
+    destination: Destination, complete: Collection[Ref], again: bool, item: tuple[str, list[tuple[Source, Listing]]]
+) -> Step:
+    name, having = item
+    if having[0][1].ref in complete:
+        return Step(name, Fate.THERE)
+    try:
+        bundle = read_verified(having)
+        if bundle.refusal is not None:
+            return Step(name, Fate.REFUSED, 0, bundle.refusal.evidence)
+        return destination.write(bundle, again=again)._replace(name=name)
+    except Unavailable:
+        return Step(name, Fate.FAILED, 0, "the remote cannot be used now")
+    except (OSError, opening.UnusableEntry, SafecacheError) as error:
+        return Step(name, Fate.FAILED, 0, str(error))
+
+
+def read_verified(having: list[tuple[Source, Listing]]) -> Bundle:
+    """Read a bundle from the first place where it verifies, entries from all; with the last refusal if none does."""
+    found: Bundle | None = None
+    for place, listing in having:
+        bundle = place.read(listing)
+        if bundle.refusal is not None:
+            refused = bundle
+        elif found is None:
+            found = bundle
+        else:
+            names = {file.name for file in found.files}
+            found = found._replace(files=(*found.files, *(f for f in bundle.files if f.name not in names)))
+        if found is not None and found.ref.kind not in ENTRIES:
+            break
+    return found or refused
+
+
+class Directory:
+    """A cache directory as a source: Inductor's, Triton's, or vLLM's with the caches in it."""
+
+    def __init__(self, path: str) -> None:
+        self._path = os.path.realpath(path)
+        self._refs: dict[Ref, Ref] = {}
+
+    def caches(self) -> Iterator[tuple[str, str]]:
+        """Yield the caches that it is, or has if it is vLLM's, each below what a frame calls it. Raises OSError."""
+        below = os.path.join(self._path, layout.VLLM_FOLDER)
+        top = below if os.path.isdir(below) else self._path
+        nested = list(layout.vllm_caches(top))
+        if nested or os.path.basename(top) == layout.VLLM_FOLDER:
+            yield VLLM, top
+            yield from ((f"{VLLM}/{os.path.relpath(cache, top)}", cache) for cache in nested)
+        elif os.path.basename(self._path) != layout.HEADERS_FOLDER:
+            yield (TRITON if _is_tritons(self._path) else INDUCTOR), self._path
+
+    def listings(self) -> Iterator[Listing]:
+        """Yield what lies there, see Source."""
+        for root, directory in self.caches():
+            config.name_cache(directory)
+            lying = vllm_files.bundles_in(directory) if root == VLLM else inventory.bundles_in(directory)
+            for ref in lying:
+                below = os.path.relpath(ref.root, directory)
+                placed = ref._replace(root=root if below == os.curdir else f"{root}/{below}")
+                if wire.is_placed(placed):
+                    self._refs[placed] = ref
+                    names = ref.names()
+                    yield Listing(placed, {name for name in names if folders.is_there(ref.file(name).path)})
+
+    def read(self, listing: Listing) -> Bundle:
+        """Read what of it verifies, see Source."""
+        files = bundles.read_verified_files(self._refs[listing.ref])
+        refusal = None if files else Refusal(Reason.EMPTY, "nothing of it verifies: safecache verify")
+        return Bundle(listing.ref, files, self._path, refusal=refusal)
+
+
+def _is_tritons(directory: str) -> bool:
+    """Whether it is Triton's own cache: Inductor's has no keys of Triton's at its top, or other folders too."""
+    names = folders.names_in(directory)
+    is_inductors = any(name in _INDUCTORS or layout.CODE_FOLDER.fullmatch(name) for name in names)
+    return not is_inductors and any(layout.TRITON_KEY.fullmatch(name) for name in names)
+
+
+_INDUCTORS = (layout.AOT_FOLDER, layout.FX_FOLDER, layout.TRITON_FOLDER, layout.DYNAMO_FOLDER)
+
+
+class Caches(NamedTuple):
+    """The caches of an environment as a destination: Inductor's, Triton's own, vLLM's.
+
+    ``only_triton``: all kernels go to Triton's.
+    """
+
+    inductor: str
+    triton: str
+    vllm: str = ""
+    only_triton: bool = False
+
+    def complete(self, listings: Collection[Listing]) -> list[Ref]:
+        """Those of which something is there and verifies, and of entries all, see Destination."""
+        # These alone: on the way from there to a cache in them no link is followed.
+        for cache in filter(None, self[:3]):
+            config.name_cache(cache)
+        return list(filter(None, parallel.map_in_threads(self._complete, list(listings))))
+
+    def _complete(self, listing: Listing) -> Ref | None:
+        ref, names = listing
+        here = self._names(ref)
+        is_complete = here and (ref.kind not in ENTRIES or (names is not None and here.issuperset(names)))
+        return ref if is_complete else None
+
+    def write(self, bundle: Bundle, *, again: bool) -> Step:
+        """Publish what is lacking, see Destination."""
+        ref, here = self._locate(bundle.ref), set[str]() if again else self._names(bundle.ref)
+        lacking = [file for file in bundle.files if file.name not in here]
+        if not bundles.publish(lacking, ref, bundle.origin):
+            return Step("", Fate.FAILED, 0, f"it cannot be written to {ref.directory}")
+        return Step("", Fate.DONE, sum(len(file.content) for file in lacking))
+
+    def _names(self, ref: Ref) -> set[str]:
+        try:
+            return {file.name for file in bundles.read_verified_files(self._locate(ref))}
+        except OSError:
+            return set()  # writing it says what is wrong with that
+
+    def _locate(self, ref: Ref) -> Ref:
+        """Its ref in the cache that corresponds to that in a frame."""
+        top, _, below = ref.root.partition("/")
+        place = {INDUCTOR: self.inductor, TRITON: self.triton, VLLM: self.vllm}[top]
+        if self.only_triton and (top == TRITON or below):
+            return ref._replace(root=self.triton)
+        return ref._replace(root=os.path.join(place, below) if below else place)
