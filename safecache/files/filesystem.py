@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import fcntl
 import os
 import struct
 from collections.abc import Callable, Iterable
@@ -63,6 +64,7 @@ __all__ = [
     "rmdir",
     "sleep",
     "stat",
+    "try_lock",
     "unlink",
     "utime",
     "write",
@@ -108,6 +110,15 @@ def retry(action: Callable[[], T], errors: frozenset[int], waits: Iterable[float
                 raise
         sleep(wait)
     return action()
+
+
+def try_lock(descriptor: int, how: int = fcntl.LOCK_EX) -> bool:
+    """Lock what is open there, flock(2), and return at once; False if another process has. Raises OSError."""
+    try:
+        flock(descriptor, how | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 _ENTER = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC

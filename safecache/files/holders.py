@@ -124,27 +124,23 @@ class Watch:
                 self._waited_unproven = 0.0
         return self.is_given_up or (self.is_proven and now - self._moved >= STALLED)
 
-    def wait(self, attempt: Callable[[float], T | None], limit: float, say: Callable[[], None]) -> T | None:
-        """Return what ``attempt`` does, called with the seconds left until that is not None; None for a wait in vain.
+    def wait(
+        self,
+        attempt: Callable[[float], T | None],
+        limit: float,
+        say: Callable[[], None],
+        pauses: tuple[float, float] = (0.0, 0.0),
+    ) -> T | None:
+        """Return what ``attempt`` does, as waits.wait(); None for a wait in vain.
 
-        That is one of ``limit`` seconds, or sooner: see is_in_vain(). It is waited for in no later wait then. After
-        waits.NOTICE seconds ``say`` is called. Raises what the two do.
+        That is one of ``limit`` seconds, or sooner: see is_in_vain(). It is waited for in no later wait then.
         """
-        began, is_told = time.monotonic(), False
-        while limit > 0 and not self.is_given_up:
-            self.waited = time.monotonic() - began
-            if self.waited >= limit or self.is_in_vain():
-                if self.is_proven:
-                    _state.now.given_up.add(self._waited_for)
-                break
-            if self.waited >= waits.NOTICE and not is_told:
-                is_told = True
-                say()
-            found = attempt(limit - self.waited)
-            if found is not None:
-                self.waited = time.monotonic() - began
-                return found
-        return None
+        if limit <= 0 or self.is_given_up:
+            return None
+        found, self.waited = waits.wait(attempt, limit, say=say, is_in_vain=self.is_in_vain, pauses=pauses)
+        if found is None and self.is_proven:
+            _state.now.given_up.add(self._waited_for)
+        return found
 
     def _look(self, now: float) -> None:
         self._looked = now

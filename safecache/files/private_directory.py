@@ -106,7 +106,8 @@ def _remove_if_left(above: Folder, name: str) -> None:
         status, left = os.fstat(descriptor), Folder(descriptor, name)
         if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o077 or _stated(left) != _identity(status):
             return
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # BlockingIOError: somebody uses it
+        if not filesystem.try_lock(descriptor):
+            return  # somebody uses it
         # The record last: what is left of it is removed by the next who comes.
         for each in sorted(left.names(), key=_RECORD.__eq__):
             with suppress(OSError):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import re
 import secrets
@@ -72,7 +71,7 @@ def lock(folder: Folder, descriptor: int) -> None:
     """Have reap() leave this new file in ``folder`` alone for as long as it is open, if possible."""
     with contextlib.suppress(OSError):  # a file system without locks
         if not folder.is_over_a_network:
-            filesystem.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            filesystem.try_lock(descriptor)
 
 
 @contextlib.contextmanager
@@ -122,8 +121,8 @@ def _remove_if_dead(folder: folders.Folder, name: str, *, locked: bool) -> int:
         return 0
     descriptor = folder.open(name, os.O_RDONLY)
     try:
-        if locked:
-            filesystem.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # BlockingIOError: its writer lives
+        if locked and not filesystem.try_lock(descriptor):
+            return 0  # its writer lives
         folder.unlink(name)
     finally:
         filesystem.close(descriptor)

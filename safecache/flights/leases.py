@@ -95,11 +95,7 @@ class Lease:
 
     def try_to_hold(self) -> bool:
         """Lock it; False if somebody else has. What was written in it before stays there. Raises OSError."""
-        try:
-            filesystem.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        return True
+        return filesystem.try_lock(self._descriptor)
 
     def has_ended(self) -> bool:
         """Whether who held it has released it, or it was removed: a new one is what counts then. Raises OSError.

@@ -40,7 +40,7 @@ __all__ = [
 # From coarse to fine: while a process has a lease on one, it waits only for those after it.
 _ORDER = tuple(kind for kind in Kind if kind.tiers.lease is not LeaseScope.NONE)
 # Seconds between looks at a lease, at first and at most: nobody who waits is late by more.
-_SHORTEST, _LONGEST = 0.005, 0.1
+_PAUSES = 0.005, 0.1
 # What took long before may take longer by this much now, and anything may take these seconds, among many processes.
 _TIMES, _AT_LEAST = 10.0, 30.0
 # Seconds: more than any compile takes. Of a time that a lease says, nothing vouches.
@@ -220,7 +220,7 @@ def _let_others_begin(lease: Lease, kind: Kind) -> None:
     if kind in ENTRIES and state.has_been_left_one and not state.nobody_came and workers.are_postponed():
         began = time.monotonic()
         while not lease.read() and not state.nobody_came:
-            time.sleep(_LONGEST / 2)
+            time.sleep(_PAUSES[1] / 2)
             state.nobody_came = time.monotonic() - began >= _HEAD_START
         waits.charge(time.monotonic() - began, in_vain=False)
         state.has_been_left_one = False
@@ -252,20 +252,18 @@ def _may_wait(kind: Kind) -> bool:
 
 def _wait(lease: Lease, ref: Ref, most: float) -> tuple[bool, float]:
     """Whether the lease could be locked in that time, not if its holder gets nowhere; and how long that had held it."""
-    listener, pause = Listener(lease.subject), _SHORTEST
+    listener = Listener(lease.subject)
 
     def listen() -> bool:
         return listener.hear(lease.read()) and listener.is_proven
 
-    def take(left: float) -> bool | None:
-        nonlocal pause
-        time.sleep(min(pause, left))
-        pause = min(2 * pause, _LONGEST)
-        return lease.try_to_hold() or None
-
     listen()
     watch = holders.Watch(lease.status, listen)
-    if watch.wait(take, most, lambda: holders.tell_wait(holders.describe(watch.holder), ref.title, most)):
+
+    def say() -> None:
+        holders.tell_wait(holders.describe(watch.holder), ref.title, most)
+
+    if watch.wait(lambda _: lease.try_to_hold() or None, most, say, _PAUSES):
         held = time.time() - listener.began if listener.began is not None else 0.0
         return True, held if watch.waited <= held <= _DAY else watch.waited
     if watch.waited:

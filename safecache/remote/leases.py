@@ -19,7 +19,7 @@ from safecache.signing.heartbeats import Beats, Listener, Renewals
 __all__ = ["Claim", "acquire"]
 
 # Seconds between looks at a lease.
-_SHORTEST, _LONGEST = 0.1, 1.0
+_PAUSES = 0.1, 1.0
 _ENDED = b"ended"
 _OTHER_HOST = "another host"
 
@@ -94,8 +94,8 @@ def acquire(ref: Ref, most: float) -> tuple[Claim | None, float]:
     try:
         if this.take(remote, None):
             return this, 0.0
-        known = _await_end(remote, name, most, ref)
-        taken = known is not _HELD and this.take(remote, known)
+        ended = _await_end(remote, name, most, ref)
+        taken = ended is not None and this.take(remote, *ended)
     except Unavailable:
         taken = False
     waited = time.monotonic() - began
@@ -104,24 +104,26 @@ def acquire(ref: Ref, most: float) -> tuple[Claim | None, float]:
     return this if taken else None, waited
 
 
-# A lease that was waited for until the time was up.
-_HELD = b"held"
+def _await_end(remote: Client, name: str, most: float, ref: Ref) -> tuple[bytes | None] | None:
+    """Wait until no living process holds it, and return what is there then; None if one still does.
 
+    Raises Unavailable.
+    """
+    listener = Listener(_subject(name))
 
-def _await_end(remote: Client, name: str, most: float, ref: Ref) -> bytes | None:
-    """Return what is there once no living process holds it; _HELD where one still does. Raises Unavailable."""
-    listener, pause, began = Listener(_subject(name)), _SHORTEST, time.monotonic()
-    while (waited := time.monotonic() - began) < most:
+    def look(_: float) -> tuple[bytes | None] | None:
         found = remote.read([name]).get(name)
-        if not isinstance(found, bytes) or found == _ENDED or not listener.hear(found):
-            return found if isinstance(found, bytes) else None
-        if waited >= waits.NOTICE:
-            holders.tell_wait(_OTHER_HOST, ref.title, most)
-        time.sleep(min(pause, most - waited))
-        pause = min(2 * pause, _LONGEST)
-    if most > 0:
+        content = found if isinstance(found, bytes) else None
+        is_held = content is not None and content != _ENDED and listener.hear(content)
+        return None if is_held else (content,)
+
+    def say() -> None:
+        holders.tell_wait(_OTHER_HOST, ref.title, most)
+
+    ended, _ = waits.wait(look, most, say=say, pauses=_PAUSES)
+    if ended is None and most > 0:
         holders.tell_end(_OTHER_HOST, ref.title, most)
-    return _HELD
+    return ended
 
 
 def _name(ref: Ref) -> str:

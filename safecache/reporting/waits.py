@@ -12,12 +12,14 @@ import logging
 import math
 import time
 from collections.abc import Callable, Hashable
+from typing import TypeVar
 
 from safecache.reporting import events
 from safecache.session import Part, inherit
 
-__all__ = ["NOTICE", "UNPROVEN", "Breaker", "breaker", "charge", "refund", "remaining", "set_group"]
+__all__ = ["NOTICE", "UNPROVEN", "Breaker", "breaker", "charge", "refund", "remaining", "set_group", "wait"]
 
+T = TypeVar("T")
 # Seconds for which a holder is waited for that does not prove that it works for this user.
 UNPROVEN = 2.0
 # Seconds after which a wait that goes on is reported: a server that is probed has not many more.
@@ -90,6 +92,33 @@ def remaining(limit: float) -> float:
     elif left <= 0:
         _tell_once(_SPENT_IN_GROUP, in_group)
     return max(0.0, min(limit - in_vain, left))
+
+
+def wait(
+    attempt: Callable[[float], T | None],
+    limit: float,
+    *,
+    say: Callable[[], object] = bool,
+    is_in_vain: Callable[[], bool] = bool,
+    pauses: tuple[float, float] = (0.0, 0.0),
+) -> tuple[T | None, float]:
+    """Call ``attempt`` with the seconds left until it returns something; return that, and the seconds it took.
+
+    None after ``limit`` seconds, or once it ``is_in_vain``. After NOTICE seconds ``say`` is called. ``pauses``: the
+    shortest between two attempts, and the longest. Raises what the three do.
+    """
+    began, waited, is_told, (pause, longest) = time.monotonic(), 0.0, False, pauses
+    while waited < limit and not is_in_vain():
+        if waited >= NOTICE and not is_told:
+            is_told = True
+            say()
+        found = attempt(limit - waited)
+        waited = time.monotonic() - began
+        if found is not None:
+            return found, waited
+        time.sleep(max(0.0, min(pause, limit - waited)))
+        pause, waited = min(2 * pause, longest), time.monotonic() - began
+    return None, waited
 
 
 def charge(seconds: float, *, in_vain: bool) -> None:

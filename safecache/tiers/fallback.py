@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable
 from typing import TypeVar
 
 from safecache.errors import SafecacheError
 from safecache.files import mounts, ownership, private_directory
-from safecache.reporting import events
+from safecache.reporting import events, waits
 from safecache.reporting.kinds import Reason
 from safecache.session import Part, inherit
 from safecache.settings import config
@@ -33,8 +32,8 @@ class _State:
     def __init__(self) -> None:
         self.standins: dict[str, str] = {}
         self.originals: dict[str, str] = {}
-        self.good_until: dict[str, float] = {}
-        self.bad_until: dict[str, float] = {}
+        # Directories that are not looked at again for a while, since they can be used, or cannot.
+        self.good, self.bad = waits.Breaker(), waits.Breaker()
         self.faults: dict[str, Fault] = {}
 
 
@@ -119,7 +118,7 @@ def ensure_cache_directory(default: Callable[[], str], *, strictly: bool = True)
     Checks at most once a minute. Raises CacheWriteError in strict mode, each time, if ``strictly`` and it is unusable.
     """
     directory = config.cache_directory() or default()
-    if _state.now.good_until.get(directory, 0.0) > time.monotonic():
+    if _state.now.good.seconds_left(directory):
         return
     directory = os.path.abspath(directory)
     replaced_one = original(directory)
@@ -131,7 +130,7 @@ def ensure_cache_directory(default: Callable[[], str], *, strictly: bool = True)
             config.redirect_cache(shared, None)
         _look(shared, strictly=strictly)
         if config.current().strict and levels.place_of(shared) is not None:
-            _state.now.good_until.pop(shared, None)  # the missing local level is raised each time
+            _state.now.good.leave_alone(shared, 0.0)  # the missing local level is raised each time
 
 
 def _use_local_level(shared: str, *, strictly: bool) -> bool:
@@ -141,12 +140,12 @@ def _use_local_level(shared: str, *, strictly: bool) -> bool:
         return False
     state = _state.now
     fault = state.faults.get(place)
-    if time.monotonic() >= state.bad_until.get(place, 0.0):
+    if not state.bad.seconds_left(place):
         fault = _fault(place, levels.objection)
         if fault is None:
             levels.begin(place, shared)
             directory_faults.note_private(place)
-            state.good_until[place] = time.monotonic() + _PATIENCE
+            state.good.leave_alone(place, _PATIENCE)
             return True
         _leave_local_level(place, shared, fault, None, strictly=strictly)
     elif fault is not None and strictly and config.current().strict:
@@ -168,7 +167,7 @@ def _leave_local_level(
 def _look(directory: str, *, strictly: bool) -> None:
     fault = _fault(directory, directory_faults.objection)
     if fault is None:
-        _state.now.good_until[directory] = time.monotonic() + _PATIENCE
+        _state.now.good.leave_alone(directory, _PATIENCE)
     else:
         _replace(directory, fault, None, strictly=strictly)
 
@@ -189,7 +188,7 @@ def _look_again(directory: str, place: str, *, strictly: bool) -> None:
         return _look(directory, strictly=strictly)
     state = _state.now
     fault = state.faults.get(directory)
-    if time.monotonic() >= state.bad_until.get(directory, 0.0):
+    if not state.bad.seconds_left(directory):
         fault = _fault(directory, directory_faults.probe)
         if fault is None:
             end(directory)
@@ -263,8 +262,8 @@ def _remember(directory: str, fault: Fault) -> None:
     if fault.reason is Reason.LOCK_HELD:
         patience = max(patience, _LOCK_PATIENCE * config.current().lock_timeout)
     state = _state.now
-    state.good_until.pop(directory, None)
-    state.bad_until[directory] = time.monotonic() + patience
+    state.good.leave_alone(directory, 0.0)
+    state.bad.leave_alone(directory, patience)
     state.faults[directory] = fault
 
 

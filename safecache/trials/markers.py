@@ -42,7 +42,7 @@ _MOST_OWN = 8
 # Looked at in one go: a job of thousands of processes in one cache has as many.
 _MOST = 64
 # Seconds between looks at a marker that another process looks at.
-_PAUSE = 0.005
+_PAUSES = 0.005, 0.005
 
 
 class Death(NamedTuple):
@@ -220,32 +220,16 @@ def _hold(descriptor: int, deadline: float) -> None:
 
     Raises BlockingIOError for a process that lives, and at the end.
     """
-    try:
-        filesystem.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    if filesystem.try_lock(descriptor):
         return
-    except BlockingIOError:
-        if _is_of_living(descriptor):
-            raise
-    began = time.monotonic()
-    try:
-        while time.monotonic() < deadline:
-            with suppress(BlockingIOError):
-                filesystem.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return
-            filesystem.sleep(_PAUSE)
-    finally:
-        waits.charge(time.monotonic() - began, in_vain=True)
-    raise BlockingIOError(errno.EAGAIN, "another process looks at it")
-
-
-def _is_of_living(descriptor: int) -> bool:
-    """Of a marker that cannot be locked: whose process shares it, while who looks at one excludes all others."""
-    try:
-        filesystem.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    filesystem.flock(descriptor, fcntl.LOCK_UN)
-    return True
+    if filesystem.try_lock(descriptor, fcntl.LOCK_SH):  # who looks at one excludes all others
+        filesystem.flock(descriptor, fcntl.LOCK_UN)
+        raise BlockingIOError(errno.EAGAIN, "its process lives")
+    left = deadline - time.monotonic()
+    held, waited = waits.wait(lambda _: filesystem.try_lock(descriptor) or None, left, pauses=_PAUSES)
+    waits.charge(waited, in_vain=True)
+    if not held:
+        raise BlockingIOError(errno.EAGAIN, "another process looks at it")
 
 
 def _parsed(name: str, unverified: bytes) -> Death | None:

@@ -10,7 +10,6 @@ The records lie among the user's own files (ours.user_metadata_path()): what lie
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import re
 import time
@@ -45,7 +44,7 @@ __all__ = [
 ASIDE, BARRED = 2, 4
 # Seconds.
 _LASTS = 30 * 86400.0
-_PAUSE = 0.005
+_PAUSES = 0.005, 0.005
 # Keys, and files, in a record: the oldest go.
 _MOST = 400
 _RECORD, _DRAFT, _LOCK = "strikes", "strikes.draft", "strikes.lock"
@@ -178,14 +177,9 @@ def _changing(root: str) -> Iterator[Strikes]:
 
 def _hold(lock: int) -> None:
     """Lock it, within waits.UNPROVEN seconds: it is held for moments. Raises BlockingIOError."""
-    end = time.monotonic() + waits.UNPROVEN
-    while True:
-        try:
-            return filesystem.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() >= end:
-                raise
-        time.sleep(_PAUSE)
+    held, _ = waits.wait(lambda _: filesystem.try_lock(lock) or None, waits.UNPROVEN, pauses=_PAUSES)
+    if not held:
+        raise BlockingIOError(errno.EAGAIN, "another process writes there")
 
 
 def _read(folder: Folder, root: str) -> Strikes:

@@ -9,7 +9,6 @@ removal leaves a miss.
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import re
 import secrets
@@ -20,7 +19,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from safecache.errors import CacheWriteError
-from safecache.files import folders, mounts, opening, ownership, stamps, temporaries
+from safecache.files import filesystem, folders, mounts, opening, ownership, stamps, temporaries
 from safecache.files.folders import Folder
 from safecache.places import ours
 from safecache.reporting.kinds import Eviction, Kind
@@ -82,11 +81,9 @@ def _open(path: str) -> int | None:
 def lock(descriptor: int) -> bool:
     """Lock what is open there, at once; False if another process has locked it."""
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return filesystem.try_lock(descriptor)
     except OSError as error:
-        # A file system without locks has nobody who holds one.
-        return error.errno not in (errno.EWOULDBLOCK, errno.EACCES)
-    return True
+        return error.errno != errno.EACCES  # a file system without locks has nobody who holds one
 
 
 def remove(group: Group, root: str) -> bool:

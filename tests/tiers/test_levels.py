@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import time
 
 import pytest
 from conftest import python
@@ -216,8 +217,8 @@ def test_local_level_that_fails_in_the_middle_is_left_for_the_shared_one(shared,
     assert fallback.attempt(work) == str(shared) and len(caplog.records) == 1
     fallback.ensure_cache_directory(lambda: "nowhere")
     assert config.cache_directory() == str(shared), "for a while"
-    later = fallback.time.monotonic() + 61
-    monkeypatch.setattr(fallback.time, "monotonic", lambda: later)
+    later = time.monotonic() + 61
+    monkeypatch.setattr(time, "monotonic", lambda: later)
     fallback.ensure_cache_directory(lambda: "nowhere")
     assert config.cache_directory() == local
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import time
 
 import pytest
 
@@ -95,8 +96,8 @@ def test_directory_that_is_mended_is_used_again_after_a_minute(cache, monkeypatc
     cache.unlink()
     fallback.ensure_cache_directory(lambda: str(cache))
     assert config.cache_directory() == place
-    later = fallback.time.monotonic() + 61
-    monkeypatch.setattr(fallback.time, "monotonic", lambda: later)
+    later = time.monotonic() + 61
+    monkeypatch.setattr(time, "monotonic", lambda: later)
     fallback.ensure_cache_directory(lambda: str(cache))
     assert config.cache_directory() == str(cache) and config.redirected() is None
 
