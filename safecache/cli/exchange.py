@@ -19,7 +19,7 @@ from safecache.settings.settings import PACK
 from safecache.settings.units import SIZES, parse_size, write_size
 from safecache.store import entry_files
 from safecache.upkeep import packing
-from safecache.upkeep.copies import Step
+from safecache.upkeep.copies import Caches, Step
 
 if TYPE_CHECKING:
     from safecache.upkeep.oci import Reference
@@ -118,7 +118,7 @@ def _pull(arguments: argparse.Namespace, reference: Reference) -> int:
             archive.opened(path)
             if arguments.directory is not None or output is None:
                 with remote.progress("pull") as tell:
-                    summary = packing.unpack(path, pack.targets(arguments.directory), tell)
+                    summary = packing.unpack(path, Caches.of(arguments.directory), tell)
         except PackRefusedError as error:
             raise PackRefusedError(f"{reference} is refused: {error}") from error
         if output is not None:

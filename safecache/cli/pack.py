@@ -17,7 +17,7 @@ from safecache.tiers import levels
 from safecache.upkeep import packing
 from safecache.upkeep.copies import Caches
 
-__all__ = ["add", "output", "run", "sources", "targets"]
+__all__ = ["add", "output", "run", "sources"]
 
 _SOURCE = f"a cache directory, or a pack (NAME{PACK})"
 
@@ -55,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
         return _diff(arguments)
     with progress(arguments.command) as tell:
         if arguments.command == "unpack":
-            place, summary = arguments.pack, packing.unpack(arguments.pack, targets(arguments.directory), tell)
+            place, summary = arguments.pack, packing.unpack(arguments.pack, Caches.of(arguments.directory), tell)
         else:
             place, summary = arguments.output, packing.pack(arguments.sources or sources(), arguments.output, tell)
     show(arguments, place, summary)
@@ -66,17 +66,6 @@ def sources() -> list[str]:
     """The caches that this environment uses, vLLM's too, as far as they exist."""
     environ = config.child_environment()
     return [*levels.existing_caches(environ), *filter(os.path.isdir, [layout.vllm_cache_dir(environ)])]
-
-
-def targets(directory: str | None) -> Caches:
-    """Where what a pack has goes: to this cache, or to those that this environment uses."""
-    environ = config.child_environment()
-    triton, vllm = os.path.realpath(layout.triton_cache_dir(environ)), layout.vllm_cache_dir(environ)
-    if directory is None:
-        only_triton = bool(environ.get("TRITON_CACHE_DIR"))
-        return Caches(levels.of_this_node(environ), triton, vllm, only_triton=only_triton)
-    own = os.path.realpath(directory)
-    return Caches(own, own, os.path.join(own, layout.VLLM_FOLDER), only_triton=own == triton)
 
 
 def _diff(arguments: argparse.Namespace) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +14,6 @@ from rich.progress import MofNCompleteColumn, Progress
 from safecache.cli import EXIT_FINDINGS
 from safecache.cli.arguments import DIRECTORY_HELP, add_json, add_remote, remote_of
 from safecache.errors import printable
-from safecache.places import layout
 from safecache.remote.client import Unavailable
 from safecache.settings import config
 from safecache.settings.units import write_size
@@ -51,22 +49,12 @@ def run(arguments: argparse.Namespace) -> int:
                 directories = arguments.directories or levels.existing_caches(config.child_environment())
                 summary = copies.copy(list(map(Directory, directories)), place, tell, again=arguments.again)
             else:
-                summary = copies.copy([place], _caches(arguments.directory), tell)
+                summary = copies.copy([place], Caches.of(arguments.directory), tell)
     except Unavailable:
         print(f"safecache {arguments.command}: {remote.shown} cannot be used now", file=sys.stderr)
         return EXIT_FINDINGS
     show(arguments, remote.shown, summary, place.elsewhere)
     return EXIT_FINDINGS if summary.problems else 0
-
-
-def _caches(directory: str | None) -> Caches:
-    """Where this process, or one with that cache, looks for each kind."""
-    environ = config.child_environment()
-    triton = os.path.realpath(layout.triton_cache_dir(environ))
-    if directory is None:
-        return Caches(levels.of_this_node(environ), triton, only_triton=bool(environ.get("TRITON_CACHE_DIR")))
-    own = os.path.realpath(directory)
-    return Caches(own, own, only_triton=own == triton)
 
 
 @contextmanager

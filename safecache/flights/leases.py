@@ -48,7 +48,7 @@ class _State:
 
     def in_child(self) -> _State:
         # A child gets its parent's descriptors, and would hold its locks for as long as it lives.
-        self.renewals.reset()
+        self.renewals.end_all()
         for lease in list(self.open):
             lease._lock = threading.Lock()
             lease.close()

@@ -29,7 +29,7 @@ class _State:
         self.renewals = Renewals("safecache-remote-leases", 1.0)
 
     def end(self) -> None:
-        self.renewals.reset()
+        self.renewals.end_all()
 
 
 # What is held lapses then.

@@ -107,8 +107,8 @@ class Renewals:
         with self._lock:
             self._held.pop(lease, None)
 
-    def reset(self) -> None:
-        """Renew none, as in the child of a fork, which has no such thread."""
+    def end_all(self) -> None:
+        """Renew none any more; also in the child of a fork, which has no such thread."""
         self._held, self._thread, self._lock = {}, None, threading.Lock()
 
     def _work(self) -> None:

@@ -25,6 +25,7 @@ from safecache.settings import config
 from safecache.signing import keyring
 from safecache.store import bundles, wire
 from safecache.store.wire import INDUCTOR, TRITON, VLLM
+from safecache.tiers import levels
 from safecache.upkeep import inventory
 
 __all__ = [
@@ -227,13 +228,24 @@ class Caches(NamedTuple):
 
     inductor: str
     triton: str
-    vllm: str = ""
+    vllm: str
     only_triton: bool = False
+
+    @classmethod
+    def of(cls, directory: str | None) -> Caches:
+        """Those that this environment uses, or a program whose cache is this directory. Raises OSError."""
+        environ = config.child_environment()
+        triton = os.path.realpath(layout.triton_cache_dir(environ))
+        if directory is None:
+            only_triton = bool(environ.get("TRITON_CACHE_DIR"))
+            return cls(levels.of_this_node(environ), triton, layout.vllm_cache_dir(environ), only_triton)
+        own = os.path.realpath(directory)
+        return cls(own, own, os.path.join(own, layout.VLLM_FOLDER), own == triton)
 
     def complete(self, listings: Collection[Listing]) -> list[Ref]:
         """Those of which something is there and verifies, and of entries all, see Destination."""
         # These alone: on the way from there to a cache in them no link is followed.
-        for cache in filter(None, self[:3]):
+        for cache in self[:3]:
             config.name_cache(cache)
         return list(filter(None, parallel.map_in_threads(self._complete, list(listings))))
 

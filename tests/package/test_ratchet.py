@@ -28,7 +28,7 @@ LIMITS = {
     "names that functions rebind": 10,
     "hooks at fork": 1,
     "hooks at exit": 2,
-    "reset()": 3,
+    "reset()": 2,
     "private functions with one caller": 718,
     "longest __all__": 32,
 }

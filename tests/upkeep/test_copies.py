@@ -33,7 +33,7 @@ def places(tmp_path, settings, isolated):
 
     def to_directory(sources, there):
         (there / "cache").mkdir(parents=True)
-        copied = copies.copy(sources, Caches(str(there / "cache"), str(there / "triton")), told)
+        copied = copies.copy(sources, Caches(str(there / "cache"), str(there / "triton"), str(there / "vllm")), told)
         return copied, Directory(str(there / "cache"))
 
     def to_pack(sources, there):
@@ -125,7 +125,7 @@ def test_a_copy_that_was_cut_short_goes_on(places, cache, tmp_path):
     for place in ("pack", "remote"):
         _, source = places[place]([Directory(str(cache))], tmp_path / place)
         there = tmp_path / f"from {place}"
-        caches = Caches(str(there), str(there / "own"))
+        caches = Caches(str(there), str(there / "own"), str(there / "vllm"))
         with failing("rename", "ENOSPC", below=there / "triton"):
             copied = copies.copy([source], caches, lambda *_: None)
         assert copied.counts[Fate.FAILED] == 1 and copied.problems
