@@ -18,13 +18,14 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
 import pytest
 
 from safecache import session
 from safecache.code import triton_files
+from safecache.errors import SafecacheError
 from safecache.places import layout, ours
 from safecache.places.refs import Ref
 from safecache.ports import Tier, Tiers, plugs
@@ -33,6 +34,7 @@ from safecache.settings import config
 from safecache.signing import keyring, provenance, seal
 from safecache.store import bundles, entry_files, gate
 from safecache.testing import DAMAGES
+from safecache.upkeep.copies import Source
 
 __all__ = ["Held", "TierTests"]
 
@@ -45,7 +47,8 @@ class Held:
     """A tier under test. ``contents``: what it has stored, by names of its own; who alters it is its attacker.
 
     ``kinds``: those that it can have. ``fill``: has it hold these bundles of a cache; by default it keeps them.
-    ``failures``: ways in which it can fail, by name: each as long as a block lasts.
+    ``failures``: ways in which it can fail, by name: each as long as a block lasts. ``source``: opens it as a source of
+    copies, if it can list what it has.
     """
 
     def __init__(
@@ -56,10 +59,12 @@ class Held:
         kinds: Iterable[Kind] = (*ENTRIES, Kind.KERNEL, Kind.NATIVE_CODE, Kind.AUTOTUNING, Kind.PGO_STATE),
         fill: Callable[[list[Ref]], object] | None = None,
         failures: Mapping[str, Callable[[], AbstractContextManager[object]]] | None = None,
+        source: Callable[[], Source] | None = None,
     ) -> None:
         self.tier, self.contents, self.kinds = tier, contents, frozenset(kinds)
         self.fill = fill or self._keep
         self.failures = failures or {}
+        self.source = source
 
     def _keep(self, refs: list[Ref]) -> None:
         for ref in refs:
@@ -240,6 +245,24 @@ class TierTests:
             stop.set()
             thread.join()
         assert self.look_up(refs) == [True] * len(refs)
+
+    def test_it_lists_what_it_has(self, held: Held, refs: list[Ref]) -> None:
+        """By kind and key, and nothing else; what was damaged since is refused as it is read."""
+        if held.source is None:
+            pytest.skip("it is not copied from")
+        source = held.source()
+        listings = [listing for listing in source.listings() if listing.ref.kind in held.kinds]
+        assert sorted((each.ref.kind.value, each.ref.key) for each in listings) == sorted(
+            (ref.kind.value, ref.key) for ref in refs
+        )
+        given = {listing.ref: source.read(listing).files for listing in listings}
+        for name, content in dict(held.contents).items():
+            held.contents[name] = DAMAGES["garbage"](content)
+            for listing in listings:
+                with suppress(SafecacheError):
+                    bundle = source.read(listing)
+                    assert bundle.refusal is not None or set(bundle.files) <= set(given[listing.ref]), name
+            held.contents[name] = content
 
     def test_threads_that_look_up_at_once(self, refs: list[Ref]) -> None:
         """All in one process and one cache, which has everything then."""

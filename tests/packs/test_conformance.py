@@ -29,4 +29,5 @@ class TestPack(TierTests):
             Files(directory),
             fill=lambda refs: packing.pack([str(tmp_path / "cache")], str(path), lambda *_: None),
             failures=ways,
+            source=lambda: packing._Pack(str(path)),
         )

@@ -9,10 +9,12 @@ from collections.abc import MutableMapping
 import pytest
 from helpers.stored import away, instead
 
-from safecache.remote import sender, stores, tier
+from safecache.remote import client, sender, stores, tier
 from safecache.remote.stores import Terms
 from safecache.settings import config
+from safecache.testing import failing
 from safecache.testing.tiers import Held, TierTests
+from safecache.upkeep.remote_contents import Remote
 
 from .conftest import make_bucket
 from .liars import HOW, failing_as
@@ -54,7 +56,10 @@ class RemoteTests(TierTests):
                 tier.keep(ref)
             sender.flush(60)
 
-        return Held(tier, Stored(url), fill=fill, failures=ways)
+        def source():
+            return Remote(client.background_client())
+
+        return Held(tier, Stored(url), fill=fill, failures=ways, source=source)
 
 
 class TestRedis(RemoteTests):
@@ -89,6 +94,9 @@ class TestFiles(RemoteTests):
         remote = tmp_path / "remote"
         found = {"away": lambda: away(remote), "fifo": lambda: instead(remote, os.mkfifo)}
         found["file"] = lambda: instead(remote, lambda path: path.write_bytes(b""))
+        found["full"] = lambda: failing("write", "ENOSPC", remote)
+        found["read-only"] = lambda: failing("rename", "EROFS", remote)
+        found["unreadable"] = lambda: failing("pread", "EIO", remote)
         return found
 
 

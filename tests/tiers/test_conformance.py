@@ -12,6 +12,7 @@ from safecache.ports import Tiers
 from safecache.reporting.kinds import Kind
 from safecache.settings import config
 from safecache.testing.tiers import Held, TierTests
+from safecache.upkeep.copies import Directory
 
 # Entries are read where they lie.
 COPIED = (Kind.KERNEL, Kind.NATIVE_CODE, Kind.AUTOTUNING, Kind.PGO_STATE)
@@ -32,4 +33,5 @@ class TestDirectory(TierTests):
             kinds=COPIED,
             fill=lambda refs: shutil.copytree(cache, layer),
             failures=ways,
+            source=lambda: Directory(str(layer)),
         )

@@ -12,6 +12,7 @@ from helpers.stored import Files
 from safecache.ports import Tiers
 from safecache.settings import config
 from safecache.testing.tiers import Held, TierTests
+from safecache.upkeep.copies import Directory
 
 from .test_conformance import COPIED
 
@@ -33,5 +34,6 @@ class TestReadOnlyDirectory(TierTests):
             Files(server),
             kinds=COPIED,
             fill=lambda refs: shutil.copytree(tmp_path / "cache", server, dirs_exist_ok=True),
+            source=lambda: Directory(str(layer)),
         )
         subprocess.run(["umount", "-l", layer], check=True)
