@@ -118,7 +118,7 @@ def _pull(arguments: argparse.Namespace, reference: Reference) -> int:
             archive.opened(path)
             if arguments.directory is not None or output is None:
                 with remote.progress("pull") as tell:
-                    summary = packing.unpack(path, Caches.of(arguments.directory), tell)
+                    summary = packing.unpack(path, Caches.locate(arguments.directory), tell)
         except PackRefusedError as error:
             raise PackRefusedError(f"{reference} is refused: {error}") from error
         if output is not None:

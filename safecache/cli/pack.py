@@ -55,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
         return _diff(arguments)
     with progress(arguments.command) as tell:
         if arguments.command == "unpack":
-            place, summary = arguments.pack, packing.unpack(arguments.pack, Caches.of(arguments.directory), tell)
+            place, summary = arguments.pack, packing.unpack(arguments.pack, Caches.locate(arguments.directory), tell)
         else:
             place, summary = arguments.output, packing.pack(arguments.sources or sources(), arguments.output, tell)
     show(arguments, place, summary)

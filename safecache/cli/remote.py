@@ -49,7 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
                 directories = arguments.directories or levels.existing_caches(config.child_environment())
                 summary = copies.copy(list(map(Directory, directories)), place, tell, again=arguments.again)
             else:
-                summary = copies.copy([place], Caches.of(arguments.directory), tell)
+                summary = copies.copy([place], Caches.locate(arguments.directory), tell)
     except Unavailable:
         print(f"safecache {arguments.command}: {remote.shown} cannot be used now", file=sys.stderr)
         return EXIT_FINDINGS

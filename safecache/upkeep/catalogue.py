@@ -32,9 +32,9 @@ __all__ = [
     "Known",
     "Signature",
     "describe",
+    "find_keys",
     "kernels",
     "keys",
-    "keys_in",
     "read",
     "signatures_in",
     "take",
@@ -155,11 +155,11 @@ def _names(content: bytes) -> Iterator[bytes]:
 
 def keys(paths: Iterable[str]) -> tuple[str, ...]:
     """The cache keys of graphs and sources that these pickles hold, likewise."""
-    return keys_in(map(_read, paths))
+    return find_keys(map(_read, paths))
 
 
-def keys_in(contents: Iterable[bytes]) -> tuple[str, ...]:
-    """The same of the first 4 MiB of each of these contents."""
+def find_keys(contents: Iterable[bytes]) -> tuple[str, ...]:
+    """Find the cache keys in the first 4 MiB of each of these contents."""
     return tuple(dict.fromkeys(key.decode() for content in contents for key in _KEY.findall(content, 0, _MOST_NAMES)))
 
 

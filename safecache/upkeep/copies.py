@@ -95,7 +95,7 @@ class Source(Protocol):
 class Destination(Protocol):
     """What bundles are copied to. Both methods may raise OSError, SafecacheError and Unavailable."""
 
-    def complete(self, listings: Collection[Listing]) -> Collection[Ref]:
+    def find_complete(self, listings: Collection[Listing]) -> Collection[Ref]:
         """Find those of which it lacks nothing. Called once, before anything is written."""
 
     def write(self, bundle: Bundle, *, again: bool) -> Step:
@@ -119,7 +119,7 @@ def copy(
     for source in sources:
         for listing in source.listings():
             named.setdefault(wire.name_bundle(listing.ref), []).append((source, listing))
-    complete = destination.complete([_joined_listing(having) for having in named.values()])
+    complete = destination.find_complete([_joined_listing(having) for having in named.values()])
     tell(len(named), None)
     counts, problems, size = Counter[Fate](), list[Step](), 0
     step = partial(_attempt, destination, () if again else complete, again)
@@ -232,8 +232,8 @@ class Caches(NamedTuple):
     only_triton: bool = False
 
     @classmethod
-    def of(cls, directory: str | None) -> Caches:
-        """Those that this environment uses, or a program whose cache is this directory. Raises OSError."""
+    def locate(cls, directory: str | None) -> Caches:
+        """Locate those that this environment uses, or a program whose cache is this directory. Raises OSError."""
         environ = config.child_environment()
         triton = os.path.realpath(layout.triton_cache_dir(environ))
         if directory is None:
@@ -242,14 +242,14 @@ class Caches(NamedTuple):
         own = os.path.realpath(directory)
         return cls(own, own, os.path.join(own, layout.VLLM_FOLDER), own == triton)
 
-    def complete(self, listings: Collection[Listing]) -> list[Ref]:
-        """Those of which something is there and verifies, and of entries all, see Destination."""
+    def find_complete(self, listings: Collection[Listing]) -> list[Ref]:
+        """Find those of which something is there and verifies, of entries all, see Destination."""
         # These alone: on the way from there to a cache in them no link is followed.
         for cache in self[:3]:
             config.name_cache(cache)
-        return list(filter(None, parallel.map_in_threads(self._complete, list(listings))))
+        return list(filter(None, parallel.map_in_threads(self._find_if_complete, list(listings))))
 
-    def _complete(self, listing: Listing) -> Ref | None:
+    def _find_if_complete(self, listing: Listing) -> Ref | None:
         ref, names = listing
         here = self._names(ref)
         is_complete = here and (ref.kind not in ENTRIES or (names is not None and here.issuperset(names)))
@@ -257,7 +257,7 @@ class Caches(NamedTuple):
 
     def write(self, bundle: Bundle, *, again: bool) -> Step:
         """Publish what is lacking, see Destination."""
-        ref, here = self._locate(bundle.ref), set[str]() if again else self._names(bundle.ref)
+        ref, here = self._place(bundle.ref), set[str]() if again else self._names(bundle.ref)
         lacking = [file for file in bundle.files if file.name not in here]
         if not bundles.publish(lacking, ref, bundle.origin):
             return Step("", Fate.FAILED, 0, f"it cannot be written to {ref.directory}")
@@ -265,11 +265,11 @@ class Caches(NamedTuple):
 
     def _names(self, ref: Ref) -> set[str]:
         try:
-            return {file.name for file in bundles.read_verified_files(self._locate(ref))}
+            return {file.name for file in bundles.read_verified_files(self._place(ref))}
         except OSError:
             return set()  # writing it says what is wrong with that
 
-    def _locate(self, ref: Ref) -> Ref:
+    def _place(self, ref: Ref) -> Ref:
         """Its ref in the cache that corresponds to that in a frame."""
         top, _, below = ref.root.partition("/")
         place = {INDUCTOR: self.inductor, TRITON: self.triton, VLLM: self.vllm}[top]

@@ -63,7 +63,7 @@ class _NewPack:
         self._spool, self._made = spool, list[Packed]()
         self._gpus, self._instructions = set[str](), set[str]()
 
-    def complete(self, _: Collection[Listing]) -> tuple[Ref, ...]:
+    def find_complete(self, _: Collection[Listing]) -> tuple[Ref, ...]:
         return ()
 
     def write(self, bundle: Bundle, *, again: bool) -> Step:  # noqa: ARG002

@@ -45,7 +45,7 @@ class Remote:
         pulled = [held for held in listed(self._remote) if held.kind is None or held.kind.tiers.is_pulled]
         ours = {held.stored.name[len(before) :]: held.kind for held in pulled if held.is_of_this_build}
         self.elsewhere = len(pulled) - len(ours)
-        stated = self._starts(ours)
+        stated = self._read_rows(ours)
         for name, kind in ours.items():
             row = stated.get(name)
             if row is not None and _is_placed(row.ref, name):
@@ -53,8 +53,8 @@ class Remote:
             elif kind is not None:
                 yield Listing(Ref(kind, parcels.key_in_name(name), wire.INDUCTOR), None)
 
-    def _starts(self, names: Iterable[str]) -> dict[str, Packed | None]:
-        """What is listed of those that it has, None where the start does not tell. Raises Unavailable."""
+    def _read_rows(self, names: Iterable[str]) -> dict[str, Packed | None]:
+        """Read, unverified, the rows of those that it has; None where a start does not tell. Raises Unavailable."""
         before, found = stores.prefix(), dict[str, Packed | None]()
         asked = [before + name for name in names]
         for begin in range(0, len(asked), _BATCH):
@@ -77,17 +77,18 @@ class Remote:
         refusal = bundles.bundle_refusal(found.files, found.ref) if _is_placed(found.ref, name) else unplaced
         return Bundle(found.ref, found.files, ORIGIN, refusal=refusal)
 
-    def complete(self, listings: Collection[Listing]) -> list[Ref]:
+    def find_complete(self, listings: Collection[Listing]) -> list[Ref]:
         self._graphs = {listing.ref.key for listing in listings if listing.ref.kind is Kind.FX_ENTRY}
-        named = {parcels.remote_object_name(ref.kind, ref.key): (ref, names) for ref, names in listings}
-        rows = self._starts(named)
+        # Two caches may have the same: they share a name there.
+        named = [(parcels.remote_object_name(each.ref.kind, each.ref.key), each) for each in listings]
+        rows = self._read_rows(dict.fromkeys(name for name, _ in named))
         stated = {name: set(row.files) for name, row in rows.items() if row is not None}
-        return [ref for name, (ref, names) in named.items() if names and stated.get(name, set()).issuperset(names)]
+        return [each.ref for name, each in named if each.names and stated.get(name, set()).issuperset(each.names)]
 
     def write(self, bundle: Bundle, *, again: bool) -> Step:
         ref = _place_alone(bundle.ref)
         # The graphs that an AOTAutograd entry names; what its user asks for after those is known when it runs.
-        named = catalogue.keys_in(file.content for file in bundle.files) if ref.kind is Kind.AOT_ENTRY else ()
+        named = catalogue.find_keys(file.content for file in bundle.files) if ref.kind is Kind.AOT_ENTRY else ()
         needs = tuple((Kind.FX_ENTRY, key) for key in named if key in self._graphs)
         # What is of more than one entry is joined with what the remote has; anything else takes its place.
         sent = sender.send(self._remote, ref, needs, files=bundle.files, again=again or ref.kind not in ENTRIES)
@@ -96,16 +97,16 @@ class Remote:
 
 
 def _place_alone(ref: Ref) -> Ref:
-    """A cache in vLLM's is one by itself to the remote."""
+    """Return its ref in a frame of a cache by itself, as which the remote has one in vLLM's."""
     if not ref.root.startswith(f"{wire.VLLM}/"):
         return ref
-    device = _OF_DEVICE.fullmatch(ref.root)
+    device = _DEVICE_FOLDER.fullmatch(ref.root)
     tritons = f"{wire.INDUCTOR}/{device[1]}" if device else wire.TRITON
     return ref._replace(root=tritons if ref.kind is Kind.KERNEL else wire.INDUCTOR)
 
 
-# A directory of Triton's in a cache of Inductor's.
-_OF_DEVICE = re.compile(r".*/(triton/\d{1,4})")
+# Of Triton's cache in Inductor's.
+_DEVICE_FOLDER = re.compile(r".*/(triton/\d{1,4})")
 
 
 def _is_placed(ref: Ref, name: str) -> bool:

@@ -151,6 +151,16 @@ def test_what_vllm_keeps_is_sent_as_its_lookups_ask_for_it(places, tmp_path):
     assert (tmp_path / "third" / "triton" / own.name / "k.cubin").exists()
 
 
+def test_what_two_caches_have_is_sent_once(places, tmp_path):
+    top = tmp_path / "vllm" / "torch_compile_cache"
+    for rank in range(2):
+        filled.fill(top / "torch_aot_compile" / ("0" * 64) / f"rank_{rank}_0" / "inductor_cache")
+    source = Directory(str(tmp_path / "vllm"))
+    _, remote = places["remote"]([source], tmp_path / "remote")
+    assert len(list(remote.listings())) == filled.BUNDLES
+    assert copies.copy([source], remote, lambda *_: None).counts == {Fate.THERE: 2 * filled.BUNDLES}
+
+
 def test_what_a_remote_says_of_another_place_is_not_believed(places, cache, tmp_path):
     """A kernel for a device, listed as one of Triton's own: it goes where its sealed row says."""
     _, remote = places["remote"]([Directory(str(cache))], tmp_path / "remote")
