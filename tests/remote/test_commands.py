@@ -178,6 +178,13 @@ def test_a_parcel_that_states_another_key_is_refused(run, url, tmp_path):
     assert counted(run("pull", tmp_path / "cache", "--json"), 1)["refused"] == 1
 
 
+def test_a_parcel_of_ours_with_what_does_not_verify_is_refused(run, url, tmp_path):
+    """By the key of a builder who was made to seal a file that nobody has sealed by itself."""
+    sealed_as(Kind.DYNAMO_PACKAGE, filled.FUNCTION, b"planted", key=filled.FUNCTION)
+    assert counted(run("pull", tmp_path / "cache", "--json"), 1)["refused"] == 1
+    assert not (tmp_path / "cache").exists()
+
+
 def test_other_builds_are_left_there(run, url, cache, tmp_path, monkeypatch):
     run("push", cache)
     stock = parcels.provenance.build_of
