@@ -110,6 +110,18 @@ def test_directory_is_looked_at_once_a_minute(cache, monkeypatch):
     assert looks == [str(cache)]
 
 
+def test_directory_that_has_failed_is_looked_at_again(cache, settings, monkeypatch):
+    """Though it was found to be good a moment before."""
+    settings(SAFECACHE_STRICT="1")
+    fallback.ensure_cache_directory(lambda: str(cache))
+    with pytest.raises(CacheWriteError):
+        fallback.attempt(failing_at(cache)[0])
+    looks = []
+    monkeypatch.setattr(fallback.directory_faults, "objection", looks.append)
+    fallback.ensure_cache_directory(lambda: str(cache))
+    assert looks == [str(cache)]
+
+
 def test_stand_in_that_was_removed_is_not_used_any_more(cache):
     work, tried = failing_at(cache)
     fallback.attempt(work)
