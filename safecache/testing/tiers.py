@@ -48,7 +48,7 @@ class Held:
 
     ``kinds``: those that it can have. ``fill``: has it hold these bundles of a cache; by default it keeps them.
     ``failures``: ways in which it can fail, by name: each as long as a block lasts. ``source``: opens it as a source of
-    copies, if it can list what it has.
+    copies, if it can list what it has. ``forget``: has it forget a bundle; False where it never does.
     """
 
     def __init__(
@@ -60,11 +60,12 @@ class Held:
         fill: Callable[[list[Ref]], object] | None = None,
         failures: Mapping[str, Callable[[], AbstractContextManager[object]]] | None = None,
         source: Callable[[], Source] | None = None,
+        forget: Callable[[Ref], bool] = lambda _: False,
     ) -> None:
         self.tier, self.contents, self.kinds = tier, contents, frozenset(kinds)
         self.fill = fill or self._keep
         self.failures = failures or {}
-        self.source = source
+        self.source, self.forget = source, forget
 
     def _keep(self, refs: list[Ref]) -> None:
         for ref in refs:
@@ -263,6 +264,15 @@ class TierTests:
                     bundle = source.read(listing)
                     assert bundle.refusal is not None or set(bundle.files) <= set(given[listing.ref]), name
             held.contents[name] = content
+
+    def test_what_it_forgets_is_not_found(self, held: Held, refs: list[Ref]) -> None:
+        """And all else is, until it is given that again."""
+        forgotten = [held.forget(ref) for ref in refs[::2]]
+        assert self.look_up(refs[::2]) == [not is_gone for is_gone in forgotten]
+        assert self.look_up(refs[1::2]) == [True] * len(refs[1::2])
+        if any(forgotten):
+            held.fill(refs)
+        assert self.look_up(refs) == [True] * len(refs)
 
     def test_threads_that_look_up_at_once(self, refs: list[Ref]) -> None:
         """All in one process and one cache, which has everything then."""

@@ -9,11 +9,12 @@ from collections.abc import MutableMapping
 import pytest
 from helpers.stored import away, instead
 
-from safecache.remote import client, sender, stores, tier
+from safecache.remote import client, parcels, sender, stores, tier
 from safecache.remote.stores import Terms
 from safecache.settings import config
 from safecache.testing import failing
 from safecache.testing.tiers import Held, TierTests
+from safecache.upkeep import remote_contents
 from safecache.upkeep.remote_contents import Remote
 
 from .conftest import make_bucket
@@ -54,12 +55,18 @@ class RemoteTests(TierTests):
         def fill(refs):
             for ref in refs:
                 tier.keep(ref)
-            sender.flush(60)
+            assert sender.flush(60) == 0
 
         def source():
             return Remote(client.background_client())
 
-        return Held(tier, Stored(url), fill=fill, failures=ways, source=source)
+        def forget(ref):
+            """As the command gc does."""
+            remote, name = client.background_client(), parcels.remote_object_name(ref.kind, ref.key)
+            going = [each for each in remote_contents.listed(remote) if each.stored.name.endswith(name)]
+            return bool(remote_contents.remove(remote, going).removed)
+
+        return Held(tier, Stored(url), fill=fill, failures=ways, source=source, forget=forget)
 
 
 class TestRedis(RemoteTests):

@@ -12,6 +12,7 @@ from safecache.ports import Tiers
 from safecache.reporting.kinds import Kind
 from safecache.settings import config
 from safecache.testing.tiers import Held, TierTests
+from safecache.upkeep import eviction, inventory
 from safecache.upkeep.copies import Directory
 
 # Entries are read where they lie.
@@ -27,11 +28,19 @@ class TestDirectory(TierTests):
         ways = {"away": lambda: away(layer), "file": lambda: instead(layer, lambda path: path.write_bytes(b""))}
         ways["fifo"] = lambda: instead(layer, os.mkfifo)
         ways["link"] = lambda: instead(layer, lambda path: path.symlink_to("nowhere"))
+
+        def forget(ref):
+            """As the command gc does."""
+            path = os.path.join(layer, os.path.relpath(ref.path, cache))
+            going = [group for group in inventory.take(str(layer)).groups if path in group.paths]
+            return any(eviction.remove(group, str(layer)) for group in going)
+
         return Held(
             Tiers(),
             Files(layer),
             kinds=COPIED,
-            fill=lambda refs: shutil.copytree(cache, layer),
+            fill=lambda refs: shutil.copytree(cache, layer, dirs_exist_ok=True),
             failures=ways,
             source=lambda: Directory(str(layer)),
+            forget=forget,
         )
