@@ -137,7 +137,11 @@ class Watch:
         """
         if limit <= 0 or self.is_given_up:
             return None
-        found, self.waited = waits.wait(attempt, limit, say=say, is_in_vain=self.is_in_vain, pauses=pauses)
+        began = time.monotonic()
+        try:
+            found, _ = waits.wait(attempt, limit, say=say, is_in_vain=self.is_in_vain, pauses=pauses)
+        finally:
+            self.waited = time.monotonic() - began
         if found is None and self.is_proven:
             _state.now.given_up.add(self._waited_for)
         return found

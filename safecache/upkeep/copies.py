@@ -83,7 +83,7 @@ class Summary(NamedTuple):
 
 
 class Source(Protocol):
-    """What bundles are copied from. Both methods may raise OSError, SafecacheError and Unavailable."""
+    """Lists bundles and reads them, to be copied. Both methods may raise OSError, SafecacheError and Unavailable."""
 
     def listings(self) -> Iterator[Listing]:
         """Yield what it has."""
@@ -93,7 +93,7 @@ class Source(Protocol):
 
 
 class Destination(Protocol):
-    """What bundles are copied to. Both methods may raise OSError, SafecacheError and Unavailable."""
+    """Takes bundles that are copied to it. Both methods may raise OSError, SafecacheError and Unavailable."""
 
     def find_complete(self, listings: Collection[Listing]) -> Collection[Ref]:
         """Find those of which it lacks nothing. Called once, before anything is written."""
