@@ -15,7 +15,7 @@ from typing import NoReturn
 import safecache
 from safecache.errors import ConfigError
 from safecache.patching import activation
-from safecache.patching.hook_status import HookState
+from safecache.patching.hook import HookState
 from safecache.settings import config
 
 __all__ = ["sglang", "vllm"]

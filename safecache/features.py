@@ -1,12 +1,12 @@
-"""The features: the one module that names them, adds their hooks to the table, and plugs them into the core's ports.
+"""The features: the one module that names them, adds their units to the table, and plugs them into the core's ports.
 
 Without its folder, and the lines here that name it, all else works as well.
 """
 
 from __future__ import annotations
 
-from safecache.patching import targets
-from safecache.patching.targets import TORCH_FROM, Target
+from safecache.patching import units
+from safecache.patching.units import Unit
 from safecache.settings import config
 
 TYPE_CHECKING = False
@@ -17,8 +17,8 @@ __all__ = ["declare", "plug"]
 
 
 def declare() -> None:
-    """Add what is patched for one feature alone to the table, and have them started when the hooks are turned on."""
-    targets.add(_TARGETS, _start)
+    """Add the units of features to the table, and have features started when the hooks are turned on."""
+    units.add(_UNITS, _start)
 
 
 def _start(settings: Config) -> None:
@@ -67,91 +67,49 @@ def plug() -> None:
 
 
 _HEURISTICS = "torch._inductor.runtime.triton_heuristics"
-_BENCHMARKING = "torch._inductor.runtime.benchmarking"
-_BENCHMARK_GPU = (
-    "self, _callable, estimation_iters=, memory_warmup_iters=, benchmark_iters=, max_benchmark_duration=, "
-    "return_mode=, grad_to_none="
-)
-_AUTOTUNER = "triton.runtime.autotuner"
-_REDIS = "RedisRemoteCacheBackend.__init__"
 
-_TARGETS = (
-    Target(
-        "torch._functorch._aot_autograd.autograd_cache",
-        "AOTAutogradCachePickler.get_hash",  # from FxGraphCachePickler
-        "explain.torch_keys:get_hash",
-        ("self, obj",),
-        since=(2, 12),  # torch 2.11 prints the parts of each key by itself
+_UNITS = (
+    Unit(
+        "explain",
+        {"explain.torch_keys": ("torch._functorch._aot_autograd.autograd_cache",)},
+        "It cannot be told which part of a key has changed.",
+        package="safecache",
     ),
-    Target(
-        "torch.library",
-        "Library.impl",
-        "omitted.hooks:note_implementation",
-        ("self, op_name, fn, dispatch_key=, *with_keyset=, *allow_override=",),
+    Unit(
+        "custom_operators",
+        {"omitted.hooks": ("torch.library",)},
+        "A graph is found in the cache although the code of a custom operator in it has changed.",
+        package="safecache",
     ),
-    Target(
-        "torch._inductor.output_code",
-        "CompiledFxGraph.post_compile",
-        "trials.first_runs:watch_graph",
-        ("self, example_inputs, constants, graph_kwargs",),
+    Unit(
+        "crash_guard",
+        {"trials.first_runs": ("torch._inductor.output_code", "triton.runtime.jit")},
+        "What a process has died of is loaded again by the next one.",
+        package="safecache",
     ),
-    Target(
-        "triton.runtime.jit",
-        "JITFunction._do_compile",
-        "trials.first_runs:watch_kernel",
-        ("self, key, signature, device, constexprs, options, attrs, warmup",),
-    ),
-    Target(_HEURISTICS, "CachingAutotuner._precompile_worker", "flights.tuning:precompile_worker", ("self",)),
-    Target(
-        _HEURISTICS,
-        "CachingAutotuner._precompile_config",
-        "flights.tuning:precompile_config",
-        ("self, cfg", "self, cfg, *cc_override="),  # to 2.13
-    ),
-    Target(
-        "torch._inductor.select_algorithm",
-        "AlgorithmSelectorCache.make_precompile_fn",
-        "flights.tuning:make_precompile_fn",
-        (
-            "self, choices, name, inputs_key, precompilation_timeout_seconds=",  # to 2.14
-            "self, choices, name, inputs_key, benchmark_inputs_key=, precompilation_timeout_seconds=",
-        ),
-    ),
-    *(
-        Target(_BENCHMARKING, f"{each}.benchmark_gpu", "flights.tuning:measure", signatures, since=since)
-        for each, since, signatures in (
-            ("TritonBenchmarker", TORCH_FROM, ("self, _callable, is_vetted_benchmarking=, kwargs",)),
-            (
-                "InductorBenchmarker",
-                TORCH_FROM,
-                (
-                    f"{_BENCHMARK_GPU}, is_vetted_benchmarking=, kwargs",  # to 2.12
-                    f"{_BENCHMARK_GPU}, is_vetted_benchmarking=, device_type=, kwargs",
-                ),
+    Unit(
+        "single_flight_tuning",
+        {
+            "flights.tuning": (
+                _HEURISTICS,
+                "torch._inductor.runtime.benchmarking",
+                "torch._inductor.select_algorithm",
             ),
-            (
-                "TorchProfilerBenchmarker",
-                (2, 13),
-                (
-                    "self, _callable, warmup=, rep=, estimation_iters=, memory_warmup_iters=, "
-                    "max_benchmark_duration=, return_mode=, grad_to_none=, device_type=, kwargs",
-                ),
-            ),
-        )
+        },
+        "Processes that tune at once measure each other.",
+        package="safecache",
     ),
-    Target(
-        _BENCHMARKING,
-        "Benchmarker.benchmark_gpu_with_cuda_graph",
-        "flights.tuning:measure",
-        (
-            "self, _callable, kwargs",  # to 2.13
-            "self, _callable, grad_to_none=, kwargs",  # 2.14
-            "self, _callable, grad_to_none=, cudagraph_unroll=, kwargs",
-        ),
-        since=(2, 12),
+    Unit(
+        "remote_caches",
+        {"remote.hooks": ("torch._inductor.remote_cache", "triton.runtime.cache")},
+        "The Redis caches of torch and Triton have no time limits, and an error of theirs ends the compile.",
+        package="safecache",
     ),
-    Target("torch._inductor.remote_cache", _REDIS, "remote.hooks:init_torch_redis", ("self, cache_id",)),
-    Target("triton.runtime.cache", _REDIS, "remote.hooks:init_triton_redis", ("self, key",)),
-    Target(_AUTOTUNER, "Autotuner.prune_configs", "isolation.asked:prune_configs", ("self, kwargs",)),
-    Target(_AUTOTUNER, "Autotuner._bench", "isolation.asked:bench", ("self, args, *config, meta",)),
+    Unit(
+        "isolation",
+        {"isolation.asked": ("triton.runtime.autotuner",)},
+        "A configuration whose compile crashes ends the tuning.",
+        needs=("triton",),
+        package="safecache",
+    ),
 )

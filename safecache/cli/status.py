@@ -1,4 +1,4 @@
-"""``safecache status``: the state of every hook on the installed torch; ``--sinks``: of every place that runs bytes."""
+"""``safecache status``: the state of every hook on the installed torch, what it is for, and of all that runs bytes."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from rich.table import Column, Table
 import safecache
 from safecache.cli.arguments import add_json
 from safecache.errors import printable
-from safecache.patching import sinks, targets
-from safecache.patching.hook_status import HookState, HookStatus
+from safecache.patching import activation, sinks
+from safecache.patching.hook import HookState, HookStatus
 from safecache.patching.sinks import Sink
 from safecache.settings import config, settings
 from safecache.signing import keyring, provenance
@@ -32,15 +32,37 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--sinks", action="store_true", help="every place in torch and Triton that runs bytes, and what verifies them"
     )
+    parser.add_argument(
+        "--table", action="store_true", help="every hook: what it is on, and the defect that it answers"
+    )
     parser.add_argument("--no-import", action="store_true", help="do not import torch: only show the table")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print what was asked for; 1 if something that should be on, or verified, is not."""
     importing = not arguments.no_import
+    if arguments.table:
+        return _show_table(as_json=arguments.json)
     if arguments.sinks:
         return _show_sinks(as_json=arguments.json, importing=importing)
     return _show(as_json=arguments.json, importing=importing, everything=arguments.all)
+
+
+def _show_table(*, as_json: bool) -> int:
+    """Print the hooks as their decorators describe them."""
+    rows = activation.list_hooks()
+    if as_json:
+        print(json.dumps([{**hook._asdict(), "unit": unit, "function": hook.label} for unit, hook in rows]))
+        return 0
+    for unit, hook in rows:
+        what = "verifies" if hook.verifies else "helps"
+        print(f"{unit} {what} {hook.module}:{hook.attribute} by {hook.label}")
+        for signature in hook.signatures:
+            print(f"    ({signature})")
+        print(f"    {hook.why} {hook.issue}")
+        if hook.instead:
+            print(f"    Not through {hook.instead}.")
+    return 0
 
 
 def _show_sinks(*, as_json: bool, importing: bool) -> int:
@@ -58,12 +80,13 @@ def _show_sinks(*, as_json: bool, importing: bool) -> int:
 
 
 def _states(failed: dict[str, str]) -> dict[str, str]:
-    """Why each hook that is not on is off, by its name in the table of targets."""
-    said: dict[str, str] = {}
-    for target, hook in zip(targets.TARGETS, safecache.status(), strict=True):
-        if not hook.state.is_healthy:
-            said[target.hook] = hook.reason or failed.get(hook.name, "") or hook.state
-    return said
+    """Why each hook that is not on is off, by its label."""
+    said = {
+        hook.name: hook.reason or failed.get(hook.name, "") or hook.state
+        for hook in safecache.status()
+        if not hook.state.is_healthy or hook.state is HookState.SWITCHED_OFF
+    }
+    return {hook.label: said[hook.name] for _, hook in activation.list_hooks() if hook.name in said}
 
 
 def _report(off: dict[str, str]) -> dict[str, Any]:
@@ -141,28 +164,20 @@ def _show(*, as_json: bool, importing: bool, everything: bool) -> int:
     return 0 if healthy and keys.signing and enabled else 1
 
 
-def _parts(hooks: list[HookStatus]) -> dict[str, Counter[str]]:
-    """The number of hooks in each state, by the package of torch or Triton that they belong to."""
-    parts: dict[str, Counter[str]] = {}
-    for hook in hooks:
-        parts.setdefault(".".join(hook.name.split(".")[:2]), Counter())[hook.state] += 1
-    return parts
-
-
 def import_targets() -> dict[str, str]:
     """Import every target module; returns the reason, by hook name, for each that cannot be imported."""
     failed = {}
     columns = (SpinnerColumn(), TextColumn("{task.description}"))
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("importing torch")
-        for target in targets.TARGETS:
-            if "torch" in sys.modules and target.is_not_for(provenance.torch_release()):
+        for _, hook in activation.list_hooks():
+            if "torch" in sys.modules and hook.is_not_for(provenance.torch_release()):
                 continue  # such a torch may not have the module either
-            progress.update(task, description=f"importing {target.module}")
+            progress.update(task, description=f"importing {hook.module}")
             try:
-                importlib.import_module(target.module)
+                importlib.import_module(hook.module)
             except Exception as error:
-                failed[target.name] = f"{type(error).__name__}: {error}"
+                failed[hook.name] = f"{type(error).__name__}: {error}"
     return failed
 
 
@@ -174,20 +189,23 @@ def _print(report: dict[str, Any], hooks: list[HookStatus], *, everything: bool)
     for problem in report["refused_keys"]:
         console.print(printable(f"key refused: {problem}"), markup=False)
     absent = {hook.reason for hook in hooks if hook.state is HookState.NOT_FOR_TORCH and hook.reason}
-    for part, states in _parts([hook for hook in hooks if hook.reason not in absent]).items():
+    units: dict[str, Counter[str]] = {}
+    for hook in hooks:
+        if hook.reason not in absent:
+            units.setdefault(hook.unit, Counter())[hook.state] += 1
+    for unit, states in units.items():
         counts = ", ".join(f"{count} {state}" for state, count in states.items())
-        console.print(f"{part:<18} {counts}", highlight=False)
+        console.print(f"{unit:<20} {counts}", highlight=False)
     if absent:
         console.print(", ".join(sorted(absent)), highlight=False)
     shown = hooks if everything else [hook for hook in hooks if not hook.state.is_healthy]
     if not shown:
         return
     table = Table(Column("hook", overflow="fold"), "state", Column("reason", overflow="fold"))
-    upstream = {target.name: target.upstream_hook for target in targets.TARGETS}
+    instead = {hook.name: hook.instead for _, hook in activation.list_hooks()}
     dim = (HookState.NOT_IMPORTED, HookState.NOT_FOR_TORCH)
     for hook in shown:
         colour = "green" if hook.state.is_on else "dim" if hook.state in dim else "red"
-        instead = upstream[hook.name]
-        reason = hook.reason or (f"not through {instead}" if instead else "")
-        table.add_row(hook.name, f"[{colour}]{hook.state}[/]", printable(reason))
+        reason = hook.reason or (instead.get(hook.name) and f"not through {instead[hook.name]}")
+        table.add_row(hook.name, f"[{colour}]{hook.state}[/]", printable(reason or ""))
     console.print(table)

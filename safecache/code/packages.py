@@ -32,11 +32,21 @@ from safecache.signing import keyring, provenance, seal, trust
 from safecache.signing.keys import Key
 from safecache.store import gate
 
-__all__ = ["admitted_program", "adopt", "build_and_seal_package", "name_of", "refuse", "verified_package"]
+__all__ = [
+    "PACKAGES_OBEY_TMPDIR_FROM",
+    "admitted_program",
+    "adopt",
+    "build_and_seal_package",
+    "name_of",
+    "refuse",
+    "verified_package",
+]
 
 # Endings of what a process, or the library in a package, loads from it.
 CODE = (".so", ".o", *generated.ENDINGS)
 _FOLDER = "/data/aotinductor/"
+# Older releases of torch unpack them below /tmp, whatever TMPDIR says.
+PACKAGES_OBEY_TMPDIR_FROM = (2, 13)
 _COPY = "package.pt2"
 _CHUNK = 1 << 20
 # Bytes; ours take some hundreds.

@@ -13,13 +13,12 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from safecache import loads
-from safecache.code import exec_directory
+from safecache.code import exec_directory, packages
 from safecache.doctor import finding
 from safecache.doctor.finding import Finding
 from safecache.errors import PackRefusedError
 from safecache.files import mounts, ownership
 from safecache.packs import archive
-from safecache.patching import targets
 from safecache.places import layout
 from safecache.settings import config, extras
 from safecache.settings.units import write_size
@@ -307,7 +306,7 @@ def check_execution(environ: Mapping[str, str]) -> Iterator[Finding]:
 def _packages() -> Iterator[Finding]:
     """AOTInductor's packages are unpacked to the temporary directory, and loaded from there."""
     with suppress(FileNotFoundError):
-        moves = provenance.torch_release() >= targets.PACKAGES_OBEY_TMPDIR_FROM
+        moves = provenance.torch_release() >= packages.PACKAGES_OBEY_TMPDIR_FROM
         directory = tempfile.gettempdir() if moves else "/tmp"
         if mounts.forbids_execution(directory):
             mount = mounts.mount_of(directory)

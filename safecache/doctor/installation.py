@@ -25,8 +25,8 @@ from safecache._version import __version__
 from safecache.doctor import finding
 from safecache.doctor.finding import Finding
 from safecache.isolation import client
-from safecache.patching import targets
-from safecache.patching.hook_status import HookState
+from safecache.patching import hook, units
+from safecache.patching.hook import HookState
 from safecache.settings import children, config
 from safecache.signing import provenance
 
@@ -41,7 +41,7 @@ __all__ = [
     "objection",
 ]
 
-_KNOWN = {"torch": (targets.TORCH_FROM, targets.TORCH_UNTIL), "triton": (targets.TRITON_FROM, targets.TRITON_UNTIL)}
+_KNOWN = {"torch": (hook.TORCH_FROM, hook.TORCH_UNTIL), "triton": (hook.TRITON_FROM, hook.TRITON_UNTIL)}
 
 
 def check_versions(_: Mapping[str, str]) -> Iterator[Finding]:
@@ -106,7 +106,11 @@ def _status(environment: dict[str, str], place: str) -> subprocess.CompletedProc
         "TORCHINDUCTOR_CACHE_DIR": "inductor",
         "TRITON_CACHE_DIR": "triton",
     }
-    environment = {name: value for name, value in environment.items() if not name.startswith("SAFECACHE_")}
+    environment = {
+        name: value
+        for name, value in environment.items()
+        if not name.startswith("SAFECACHE_") or name == "SAFECACHE_DISABLE"
+    }
     environment |= {name: os.path.join(place, folder) for name, folder in own.items()}
     package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     paths = [environment.get("PYTHONPATH", ""), package]
@@ -122,16 +126,20 @@ def _status(environment: dict[str, str], place: str) -> subprocess.CompletedProc
 
 def _standing_down(hooks: list[dict[str, str]]) -> Iterator[Finding]:
     by_reason = defaultdict(list)
-    for hook in hooks:
-        if not HookState(hook["state"]).is_healthy:
-            by_reason[hook["reason"] or hook["state"]].append(hook["name"])
+    for each in hooks:
+        if not HookState(each["state"]).is_healthy:
+            by_reason[each["reason"] or each["state"]].append(each["name"])
     for reason, names in by_reason.items():
         more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
         shown = f"{', '.join(names[:_SHOWN])}{more}"
         how_many = "1 hook is" if len(names) == 1 else f"{len(names)} hooks are"
         evidence = f"{how_many} inactive ({shown}): {reason}. What they guard works as in stock torch."
         yield finding.warning("hook-standing-down", evidence, "pip install -U safecache  # then: safecache status")
-    active = sum(HookState(hook["state"]).is_on for hook in hooks)
+    off = {each["unit"]: each["reason"] for each in hooks if each["state"] == HookState.SWITCHED_OFF}
+    for unit, lost in off.items():
+        evidence = f"The unit {unit} is switched off by SAFECACHE_DISABLE. {lost}"
+        yield finding.warning("unit-switched-off", evidence, "unset SAFECACHE_DISABLE")
+    active = sum(HookState(each["state"]).is_on for each in hooks)
     if not by_reason:
         yield finding.ok("hooks", f"All {active} hooks are active.")
 
@@ -360,7 +368,7 @@ def check_bytecode(environ: Mapping[str, str]) -> Iterator[Finding]:
 
 def _modules(packages: str) -> list[str]:
     """Sources below ``packages`` that every compile imports: those of the modules that we patch."""
-    names = sorted(name for name in targets.MODULES if name.startswith("torch."))
+    names = sorted(name for name in units.list_modules(()) if name.startswith("torch."))
     found = [os.path.join(packages, *name.split(".")) + ".py" for name in names]
     return [path for path in found if os.path.isfile(path)]
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from safecache import compiles
+from safecache.patching.hook import hook
 from safecache.places.refs import Ref
 from safecache.ports import Compiling, KernelRequest
 from safecache.reporting.kinds import Kind, Reason
@@ -15,6 +16,13 @@ from safecache.reporting.kinds import Kind, Reason
 __all__ = ["CONFIGS", "compile_seconds", "get_hash", "note_compile", "why_missed"]
 
 
+@hook(
+    "torch._functorch._aot_autograd.autograd_cache:AOTAutogradCachePickler.get_hash",
+    "self, obj",
+    why="A cache miss does not say which part of the key changed, since torch keeps no parts of earlier keys.",
+    issue="https://github.com/pytorch/pytorch/issues/152065",
+    since=(2, 12),
+)
 def get_hash(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> str:
     """AOTAutogradCachePickler.get_hash: collects the debug lines of a whole key, if a miss asks for them.
 

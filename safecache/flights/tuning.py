@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from safecache import compiles
 from safecache.flights import scopes
+from safecache.patching.hook import hook
 from safecache.session import Part
 from safecache.settings import config as settings
 
@@ -92,6 +93,13 @@ def order_for_process(choices: Sequence[_T], name: Callable[[_T], str]) -> list[
     return sorted(choices, key=lambda choice: hashlib.sha256(_own.now + name(choice).encode()).digest())
 
 
+@hook(
+    "torch._inductor.select_algorithm:AlgorithmSelectorCache.make_precompile_fn",
+    "self, choices, name, inputs_key, precompilation_timeout_seconds=",  # to 2.14
+    "self, choices, name, inputs_key, benchmark_inputs_key=, precompilation_timeout_seconds=",
+    why="All ranks precompile the same autotuning choices in the same order, so they meet at each one.",
+    issue="https://github.com/pytorch/pytorch/pull/163369",
+)
 def make_precompile_fn(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:  # noqa: ARG001
     """AlgorithmSelectorCache.make_precompile_fn: each process begins with others; the result has no order."""
 
@@ -101,6 +109,44 @@ def make_precompile_fn(wrapped: Callable[..., Any], instance: Any, args: Any, kw
     return make(*args, **kwargs)
 
 
+_SYNCHRONIZES = (
+    "A benchmark waits for the GPU, for ever if collectives in its queue need a rank that waits for this compile."
+)
+_LINE = "https://github.com/pytorch/pytorch/blob/v2.15.0/torch/_inductor/runtime/benchmarking.py#L736"
+
+
+@hook(
+    "torch._inductor.runtime.benchmarking:TritonBenchmarker.benchmark_gpu",
+    "self, _callable, is_vetted_benchmarking=, kwargs",
+    why=_SYNCHRONIZES,
+    issue=_LINE,
+)
+@hook(
+    "torch._inductor.runtime.benchmarking:InductorBenchmarker.benchmark_gpu",
+    "self, _callable, estimation_iters=, memory_warmup_iters=, benchmark_iters=, max_benchmark_duration=, "
+    "return_mode=, grad_to_none=, is_vetted_benchmarking=, kwargs",  # to 2.12
+    "self, _callable, estimation_iters=, memory_warmup_iters=, benchmark_iters=, max_benchmark_duration=, "
+    "return_mode=, grad_to_none=, is_vetted_benchmarking=, device_type=, kwargs",
+    why=_SYNCHRONIZES,
+    issue=_LINE,
+)
+@hook(
+    "torch._inductor.runtime.benchmarking:TorchProfilerBenchmarker.benchmark_gpu",
+    "self, _callable, warmup=, rep=, estimation_iters=, memory_warmup_iters=, max_benchmark_duration=, "
+    "return_mode=, grad_to_none=, device_type=, kwargs",
+    why=_SYNCHRONIZES,
+    issue=_LINE,
+    since=(2, 13),
+)
+@hook(
+    "torch._inductor.runtime.benchmarking:Benchmarker.benchmark_gpu_with_cuda_graph",
+    "self, _callable, kwargs",  # to 2.13
+    "self, _callable, grad_to_none=, kwargs",  # 2.14
+    "self, _callable, grad_to_none=, cudagraph_unroll=, kwargs",
+    why=_SYNCHRONIZES,
+    issue=_LINE,
+    since=(2, 12),
+)
 def measure(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:  # noqa: ARG001
     """benchmark_gpu of each kind, and benchmark_gpu_with_cuda_graph: none waits long for a rank that measures.
 
@@ -110,12 +156,26 @@ def measure(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) 
         return wrapped(*args, **kwargs)
 
 
+@hook(
+    "torch._inductor.runtime.triton_heuristics:CachingAutotuner._precompile_worker",
+    "self",
+    why="Ranks tune independently, so each compiles all configurations of every kernel, in the same order.",
+    issue="https://github.com/pytorch/pytorch/pull/163369",
+)
 def precompile_worker(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> None:
     """CachingAutotuner._precompile_worker: compiles each configuration, unless they came compiled."""
     with share_configurations(instance, () if instance.compile_results else instance.configs or ()):
         wrapped(*args, **kwargs)
 
 
+@hook(
+    "torch._inductor.runtime.triton_heuristics:CachingAutotuner._precompile_config",
+    "self, cfg",  # to 2.13
+    "self, cfg, *cc_override=",
+    why="Each rank compiles the same configuration anew at its turn, though another rank may be compiling it just "
+    "then.",
+    issue="https://github.com/pytorch/pytorch/pull/163369",
+)
 def precompile_config(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
     """CachingAutotuner._precompile_config: of one configuration; not again if it was compiled before its turn."""
 

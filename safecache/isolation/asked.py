@@ -11,6 +11,7 @@ from typing import Any
 
 from safecache import compiles
 from safecache.entries import searches
+from safecache.patching.hook import hook
 from safecache.places.refs import locate
 from safecache.ports import Compiling, KernelRequest, tell
 from safecache.reporting.kinds import Kind
@@ -143,6 +144,12 @@ def _is_tuning() -> bool:
     return False
 
 
+@hook(
+    "triton.runtime.autotuner:Autotuner.prune_configs",
+    "self, kwargs",
+    why="Triton's autotuner compiles the configurations one after another, although compiling takes most of its time.",
+    issue="https://github.com/triton-lang/triton/issues/4806",
+)
 def prune_configs(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
     """Autotuner.prune_configs: the remaining ones will be compiled, unless a cache has the result of the tuning."""
     configs = wrapped(*args, **kwargs)
@@ -153,6 +160,13 @@ def prune_configs(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs:
     return configs
 
 
+@hook(
+    "triton.runtime.autotuner:Autotuner._bench",
+    "self, args, *config, meta",
+    why="A configuration on which LLVM aborts kills the whole process, since the autotuner skips Python exceptions "
+    "alone.",
+    issue="https://github.com/triton-lang/triton/issues/6803",
+)
 def bench(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
     """Autotuner._bench, which a launch only calls while it tunes."""
     if not is_isolated():

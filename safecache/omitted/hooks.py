@@ -9,10 +9,17 @@ from collections.abc import Callable
 from typing import Any
 
 from safecache.omitted import operators
+from safecache.patching.hook import hook
 
 __all__ = ["note_implementation"]
 
 
+@hook(
+    "torch.library:Library.impl",
+    "self, op_name, fn, dispatch_key=, *with_keyset=, *allow_override=",
+    why="Torch's cache keys leave out the code of custom ops, so a changed op still hits the old graph.",
+    issue="https://github.com/pytorch/pytorch/issues/160472",
+)
 def note_implementation(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
     """Library.impl: notes the function, unless it is torch's own for an op of torch."""
 

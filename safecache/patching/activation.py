@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import atexit
+import itertools
 import os
 import sys
 import threading
 import time
 
 from safecache.errors import KeyringError, VerifierError
-from safecache.patching.targets import MODULES, STARTS, TARGETS, VERIFYING
+from safecache.patching import units
 from safecache.session import ForkLock
 from safecache.settings import config
 
-__all__ = ["activate", "deactivate", "is_active", "status"]
+__all__ = ["activate", "deactivate", "is_active", "list_hooks", "status"]
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any
 
-    from safecache.patching.hook_status import HookStatus
+    from safecache.patching.hook import Hook, HookStatus
     from safecache.patching.patching import Patch
 
 _LOOK_AGAIN_SECONDS = 0.002
@@ -47,7 +48,7 @@ class _Finder:
         # A finder ahead of us may have found a target without asking us. Not patched here: importlib holds its global
         # lock while it asks a finder.
         _watch()
-        if fullname not in MODULES or getattr(self._searching, "name", None) == fullname:
+        if fullname not in _hooks.modules or getattr(self._searching, "name", None) == fullname:
             return None
         # A finder behind us may go through sys.meta_path again, including us.
         self._searching.name = fullname
@@ -95,9 +96,13 @@ class _Hooks:
         self.lock = ForkLock()
         self.finder: _Finder | None = None
         self.patches: dict[str, list[Patch]] = {}
+        # The modules that are patched, each with those of ours that have its hooks; and the units that are left out.
+        self.modules: dict[str, list[str]] = {}
+        self.disabled: tuple[str, ...] = ()
+        self.has_asked_installed = False
         # Target modules that we have not tried to patch since the last activation.
         self.pending: set[str] = set()
-        # Target modules that we could not even try to patch, and why.
+        # Target modules that we could not even try to patch, modules of ours that cannot be imported, and why.
         self.broken: dict[str, str] = {}
         self.watcher: threading.Thread | None = None
 
@@ -114,17 +119,23 @@ def activate() -> None:
     """
     config.name_run()
     settings = config.reload()
+    units.check_disabled(settings.disable)
     if settings.strict:
         _check_strictly()
-    for start in STARTS:
+    for start in units.STARTS:
         start(settings)
     with _hooks.lock:
+        _hooks.disabled = settings.disable
+        _hooks.modules = units.list_modules(settings.disable)
+        for patch in itertools.chain.from_iterable(_hooks.patches.values()):
+            if patch.hook.function.__module__ not in _hooks.modules.get(patch.hook.module, ()):
+                patch.revert()
         if _hooks.finder is None:
             _hooks.finder = _Finder()
         if _hooks.finder not in sys.meta_path:
             # A new list, here and below, because another thread may be iterating over the old one.
             sys.meta_path = [_hooks.finder, *sys.meta_path]
-        _hooks.pending.update(MODULES)
+        _hooks.pending.update(_hooks.modules)
     try:
         _catch_up()
     except VerifierError:
@@ -168,28 +179,46 @@ def is_active() -> bool:
     return _hooks.finder is not None
 
 
-def status() -> list[HookStatus]:
-    """The state of every hook in the table, in its order."""
-    from safecache.patching.hook_status import HookState, HookStatus
-    from safecache.signing import provenance
+def list_hooks() -> list[tuple[str, Hook]]:
+    """Every hook that can be imported, after the name of its unit, in the order of the table. Imports no torch."""
+    return [(unit.name, hook) for unit in units.UNITS for module in unit.modules for hook in _import_hooks(module)[0]]
 
+
+def status() -> list[HookStatus]:
+    """The state of every hook, in the order of the table; of those that cannot be imported, by upstream module."""
+    from safecache.patching.hook import HookState, HookStatus
+
+    found = [
+        (unit, targets, *_import_hooks(module)) for unit in units.UNITS for module, targets in unit.modules.items()
+    ]
+    unknown = HookState.STANDING_DOWN if is_active() else HookState.INACTIVE
     states = []
     with _hooks.lock:
-        for target in TARGETS:
-            patch = next((p for p in _hooks.patches.get(target.module, ()) if p.target is target), None)
-            # Such a torch may not have the module either, and below: a package that the module needs may be missing.
-            if "torch" in sys.modules and target.is_not_for(provenance.torch_release()):
-                states.append(HookStatus(target.name, HookState.NOT_FOR_TORCH, ""))
-            elif "torch" in sys.modules and target.module not in sys.modules and _lacks(target.needs):
-                states.append(HookStatus(target.name, HookState.NOT_FOR_TORCH, f"{target.needs} is not installed"))
-            elif target.module in _hooks.broken:
-                states.append(HookStatus(target.name, HookState.STANDING_DOWN, _hooks.broken[target.module]))
-            elif patch is not None:
-                states.append(HookStatus(target.name, patch.state(), patch.reason))
-            else:
-                state = HookState.INACTIVE if target.module in sys.modules else HookState.NOT_IMPORTED
-                states.append(HookStatus(target.name, state, ""))
+        for unit, targets, hooks, error in found:
+            states += [_state(unit.name, hook) for hook in hooks]
+            if error is not None:
+                states += [HookStatus(name, unknown, f"{type(error).__name__}: {error}", unit.name) for name in targets]
     return states
+
+
+def _state(unit: str, hook: Hook) -> HookStatus:
+    from safecache.patching.hook import HookState, HookStatus
+    from safecache.signing import provenance
+
+    patch = next((patch for patch in _hooks.patches.get(hook.module, ()) if patch.hook is hook), None)
+    state, reason = HookState.INACTIVE if hook.module in sys.modules else HookState.NOT_IMPORTED, ""
+    # Such a torch may not have the module either, and below: a package that the module needs may be missing.
+    if "torch" in sys.modules and hook.is_not_for(provenance.torch_release()):
+        state = HookState.NOT_FOR_TORCH
+    elif "torch" in sys.modules and hook.module not in sys.modules and _lacks(hook.needs):
+        state, reason = HookState.NOT_FOR_TORCH, f"{hook.needs} is not installed"
+    elif unit in _hooks.disabled:
+        state, reason = HookState.SWITCHED_OFF, next(each.lost for each in units.UNITS if each.name == unit)
+    elif hook.module in _hooks.broken:
+        state, reason = HookState.STANDING_DOWN, _hooks.broken[hook.module]
+    elif patch is not None:
+        state, reason = patch.state(), patch.reason
+    return HookStatus(hook.name, state, reason, unit)
 
 
 def _lacks(package: str) -> bool:
@@ -210,6 +239,7 @@ def _catch_up() -> None:
 def _patch_module(name: str, module: ModuleType) -> None:
     _hooks.pending.discard(name)
     _hooks.broken.pop(name, None)
+    _add_installed()
     try:
         patches = _prepared(name)
         with _hooks.lock:
@@ -220,10 +250,22 @@ def _patch_module(name: str, module: ModuleType) -> None:
         raise
     except Exception as error:
         # No failure of ours, such as a broken wrapt, may fail the host's import.
-        _say_broken(name, error)
-        if config.current().strict and any(target.hook in VERIFYING for target in TARGETS if target.module == name):
-            text = f"safecache: no hook can be put on {name}, and SAFECACHE_STRICT is set: {_hooks.broken[name]}"
-            raise VerifierError(text) from error
+        _say_broken(name, f"{name} works as in stock torch", error)
+
+
+def _add_installed() -> None:
+    """Add the units of other packages, once torch or another package that is hooked has begun its own import."""
+    if _hooks.has_asked_installed:
+        return
+    _hooks.has_asked_installed = True
+    failed = units.add_installed()
+    with _hooks.lock:
+        known = _hooks.modules
+        _hooks.modules = units.list_modules(_hooks.disabled)
+        _hooks.pending.update(name for name, ours in _hooks.modules.items() if ours != known.get(name))
+    for name, error in failed.items():
+        _say_broken(name, f"the unit {name} stands down", error)
+    _catch_up()
 
 
 def _prepared(name: str) -> list[Patch]:
@@ -233,24 +275,46 @@ def _prepared(name: str) -> list[Patch]:
     """
     from safecache.patching.patching import Patch
 
+    hooks: list[Hook] = []
+    for module in _hooks.modules.get(name, ()):
+        found, error = _import_hooks(module)
+        hooks += (hook for hook in found if hook.module == name)
+        if error is None:
+            _hooks.broken.pop(module, None)
+        else:
+            _say_broken(module, f"the hooks of {module} stand down", error)
     with _hooks.lock:
-        if name not in _hooks.patches:
-            _hooks.patches[name] = [Patch(target) for target in TARGETS if target.module == name]
-        patches = _hooks.patches[name]
-    for patch in patches:
-        patch.prepare()
-    return patches
+        patches = _hooks.patches.setdefault(name, [])
+        known = [patch.hook for patch in patches]
+        patches += [Patch(hook) for hook in hooks if not any(hook is each for each in known)]
+        return [patch for patch in patches if any(patch.hook is hook for hook in hooks)]
 
 
-def _say_broken(name: str, error: Exception) -> None:
+def _import_hooks(module: str) -> tuple[list[Hook], Exception | None]:
+    """The hooks of a module of ours, and the error that its import ends in, if it does."""
+    import importlib
+
+    from safecache.patching.hook import find_hooks
+
+    try:
+        importlib.import_module("safecache.integrations")  # plugs in the features
+        return find_hooks(importlib.import_module(module)), None
+    except Exception as error:
+        return [], error
+
+
+def _say_broken(name: str, what: str, error: Exception) -> None:
+    """Say it once, and note it. Raises VerifierError in strict mode."""
     import logging
 
     from safecache.reporting import events
 
     text = f"{type(error).__name__}: {error}"
     if text not in _hooks.broken.values():
-        events.log_line(logging.WARNING, f"safecache: {name} works as in stock torch: {text}")
+        events.log_line(logging.WARNING, f"safecache: {what}: {text}")
     _hooks.broken[name] = text
+    if config.current().strict:
+        raise VerifierError(f"safecache: {what}, and SAFECACHE_STRICT is set: {text}") from error
 
 
 def _is_initialising(name: str) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import builtins
 import contextlib
 import copy
-import importlib
 import inspect
 import pkgutil
 import sys
@@ -25,9 +24,8 @@ from wrapt import (
 )
 
 from safecache.errors import VerifierError
-from safecache.patching import targets
-from safecache.patching.hook_status import HookState
-from safecache.patching.targets import Target
+from safecache.patching import hook as hooks
+from safecache.patching.hook import Hook, HookState
 from safecache.reporting import events
 from safecache.reporting.kinds import Reason
 from safecache.settings import config
@@ -41,7 +39,7 @@ _REMEDY = "What it guards is as in stock torch; a newer safecache may know this 
 _STRICT_REMEDY = (
     "Strict mode refuses to start. Help: upgrade safecache (this release supports torch {}.{} to before {}.{}), or set"
     " SAFECACHE_STRICT=0 to run without this check"
-).format(*targets.TORCH_FROM, *targets.TORCH_UNTIL)
+).format(*hooks.TORCH_FROM, *hooks.TORCH_UNTIL)
 
 
 class StandDown(Enum):
@@ -61,7 +59,7 @@ class StandDownError(Exception):
         self.why = why
 
 
-class _Hook:
+class _Layer:
     """A wrapper that was put on a target. While disabled it passes every call straight through."""
 
     def __init__(self) -> None:
@@ -135,22 +133,12 @@ class _Wrapper(FunctionWrapper[Any, Any]):
 class Patch:
     """One hook and its target during the life of the process: on, off, on again, or standing down."""
 
-    def __init__(self, target: Target) -> None:
-        self.target = target
+    def __init__(self, hook: Hook) -> None:
+        self.hook = hook
         self.reason = ""
-        self._hook_function: Any = None
-        self._import_error: Exception | None = None
         self._module: types.ModuleType | None = None
         # All that were ever put on: the end of a mock, or a closure kept elsewhere, can restore one that was taken off.
-        self._hooks: list[_Hook] = []
-
-    def prepare(self) -> None:
-        """Import the hook, outside of any lock. Does not raise: apply() reports a failure."""
-        try:
-            self._hook_function = _hook_function(self.target.hook)
-        except Exception as error:
-            self._hook_function = None
-            self._import_error = error
+        self._layers: list[_Layer] = []
 
     def apply(self, module: types.ModuleType) -> None:
         """Put the hook on; if that is impossible, note and report why.
@@ -164,79 +152,77 @@ class Patch:
             stood_down = error if isinstance(error, StandDownError) else _failed(error)
             self.reason = str(stood_down)
             all_alike = stood_down.why is StandDown.UNKNOWN_VERSION
-            hook = "every hook" if all_alike else f"the hook on {self.target.name}"
+            which = "every hook" if all_alike else f"the hook on {self.hook.name}"
             events.report(
                 Reason.STOOD_DOWN,
-                f"{hook} stands down: {self.reason}.",
-                cause=hook,
+                f"{which} stands down: {self.reason}.",
+                cause=which,
                 remedy=_REMEDY,
                 error=error,
             )
-            if config.current().strict and self.target.hook in targets.VERIFYING:
-                text = f"safecache: cannot verify loads through {self.target.name}: {self.reason}. {_STRICT_REMEDY}"
+            if config.current().strict and self.hook.verifies:
+                text = f"safecache: cannot verify loads through {self.hook.name}: {self.reason}. {_STRICT_REMEDY}"
                 raise VerifierError(text) from error
 
     def _apply(self, module: types.ModuleType) -> None:
-        if self._hook_function is None:
-            raise _failed(self._import_error)
         check_version()
-        if self.target.is_not_for(provenance.torch_release()):
+        if self.hook.is_not_for(provenance.torch_release()):
             return
-        if self.target.builtin:
-            vars(module).setdefault(self.target.attribute, getattr(builtins, self.target.attribute))
-        original = _resolve(module, self.target.attribute)
+        if self.hook.is_on_builtin:
+            vars(module).setdefault(self.hook.attribute, getattr(builtins, self.hook.attribute))
+        original = _resolve(module, self.hook.attribute)
         if self._is_in_source(module):
             return
         self._module = module
         present = self._present(original)
         if present is None:
-            _check_signature(original, self.target.signatures)
-            present = _Hook()
-            present.wrapper = wrap_object(module, self.target.attribute, self._factory(present))
-            self._hooks.append(present)
-        for hook in self._hooks:
-            hook.enabled = hook is present
+            _check_signature(original, self.hook.signatures)
+            present = _Layer()
+            present.wrapper = wrap_object(module, self.hook.attribute, self._factory(present))
+            self._layers.append(present)
+        for layer in self._layers:
+            layer.enabled = layer is present
         self._replace_copies(present.wrapper.__wrapped__, present.wrapper)
 
-    def _present(self, outermost: Any) -> _Hook | None:
-        return next((hook for hook in self._hooks if hook.is_below(outermost)), None)
+    def _present(self, outermost: Any) -> _Layer | None:
+        return next((layer for layer in self._layers if layer.is_below(outermost)), None)
 
     def _is_in_source(self, module: types.ModuleType) -> bool:
         """Whether a source patch (patches/) already does the hook's work."""
-        return bool(self.target.marker) and getattr(module, self.target.marker, False) is True
+        return bool(self.hook.marker) and getattr(module, self.hook.marker, False) is True
 
-    def _factory(self, hook: _Hook) -> Any:
-        return lambda original: wrapped(original, self._hook_function, lambda: hook.enabled)
+    def _factory(self, layer: _Layer) -> Any:
+        return lambda original: wrapped(original, self.hook.function, lambda: layer.enabled)
 
     def revert(self) -> None:
         """Take the hook off: restores the original object, or leaves only what others have wrapped around it."""
         self.reason = ""
-        for hook in self._hooks:
-            hook.enabled = False
-            self._replace_copies(hook.wrapper, hook.wrapper.__wrapped__)
+        for layer in self._layers:
+            layer.enabled = False
+            self._replace_copies(layer.wrapper, layer.wrapper.__wrapped__)
             if self._module is not None:
                 with contextlib.suppress(WrapperNotOutermostError):  # under a plain closure it can only be disabled
-                    unwrap_object(self._module, self.target.attribute, hook.wrapper, missing_ok=True)
-        found = vars(self._module or object).get(self.target.attribute)
-        if self.target.builtin and found is getattr(builtins, self.target.attribute):
-            delattr(self._module, self.target.attribute)
+                    unwrap_object(self._module, self.hook.attribute, layer.wrapper, missing_ok=True)
+        found = vars(self._module or object).get(self.hook.attribute)
+        if self.hook.is_on_builtin and found is getattr(builtins, self.hook.attribute):
+            delattr(self._module, self.hook.attribute)
 
     def _replace_copies(self, old: Any, new: Any) -> None:
-        for name in self.target.copies:
+        for name in self.hook.copies:
             holder = vars(sys.modules.get(name, object))
-            if holder.get(self.target.attribute) is old:
-                setattr(sys.modules[name], self.target.attribute, new)
+            if holder.get(self.hook.attribute) is old:
+                setattr(sys.modules[name], self.hook.attribute, new)
 
     def state(self) -> HookState:
         """Return the state: not NOT_FOR_TORCH, which is known before there is a patch."""
-        module = sys.modules.get(self.target.module)
+        module = sys.modules.get(self.hook.module)
         if self.reason:
             return HookState.STANDING_DOWN
         if module is None:
             return HookState.NOT_IMPORTED
-        enabled = next((hook for hook in self._hooks if hook.enabled), None)
+        enabled = next((layer for layer in self._layers if layer.enabled), None)
         try:
-            found = _resolve(module, self.target.attribute)
+            found = _resolve(module, self.hook.attribute)
         except StandDownError:
             return HookState.INACTIVE if enabled is None else HookState.OVERWRITTEN
         if enabled is not None:
@@ -244,21 +230,14 @@ class Patch:
         return HookState.IN_SOURCE if self._is_in_source(module) else HookState.INACTIVE
 
 
-def _hook_function(name: str) -> Any:
-    """Import a hook, named as in Target. Raises what its import raises."""
-    module, _, function = name.partition(":")
-    package = "safecache" if "." in module else "safecache.hooks"
-    return getattr(importlib.import_module(f"{package}.{module}"), function)
-
-
-def _failed(error: Exception | None) -> StandDownError:
+def _failed(error: Exception) -> StandDownError:
     return StandDownError(StandDown.HOOK_FAILED, f"{type(error).__name__}: {error}")
 
 
 def check_version() -> None:
     """Raise StandDownError for a release of torch that the table does not cover."""
-    if not targets.TORCH_FROM <= provenance.torch_release() < targets.TORCH_UNTIL:
-        known = "{}.{} to before {}.{}".format(*targets.TORCH_FROM, *targets.TORCH_UNTIL)
+    if not hooks.TORCH_FROM <= provenance.torch_release() < hooks.TORCH_UNTIL:
+        known = "{}.{} to before {}.{}".format(*hooks.TORCH_FROM, *hooks.TORCH_UNTIL)
         raise StandDownError(StandDown.UNKNOWN_VERSION, f"{provenance.torch_version()}, known are {known}")
 
 

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import NamedTuple
 
-from safecache.patching import targets
+from safecache.patching import hook as hooks
 
 __all__ = [
     "DISTRIBUTIONS",
@@ -230,8 +230,8 @@ class _Visitor(ast.NodeVisitor):
 DISTRIBUTIONS = ("torch", "triton")
 _TABLE = os.path.join(os.path.dirname(__file__), "sinks.txt")
 _ROW = re.compile(r"  (\S+) (\S+) (\S+?)(?:\*(\d+))?(?: (\d+\.\d+)(?:-(\d+\.\d+))?)?")
-_FIRST = {"torch": targets.TORCH_FROM, "triton": targets.TRITON_FROM}
-_LAST = {"torch": targets.TORCH_UNTIL, "triton": targets.TRITON_UNTIL}
+_FIRST = {"torch": hooks.TORCH_FROM, "triton": hooks.TRITON_FROM}
+_LAST = {"torch": hooks.TORCH_UNTIL, "triton": hooks.TRITON_UNTIL}
 
 
 class Verdict(NamedTuple):

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+from safecache.patching.hook import hook
 from safecache.remote import client, stores
 from safecache.remote.client import Client, Unavailable
 from safecache.remote.stores import Oversized, Store, Terms
@@ -79,12 +80,26 @@ def redis_client_at(host: str, port: int) -> Redis:
     return Redis(client.client_for_url(f"redis://{host}:{port}/0", None, connect))
 
 
+@hook(
+    "torch._inductor.remote_cache:RedisRemoteCacheBackend.__init__",
+    "self, cache_id",
+    why="Torch sets no timeout on its Redis client and handles ConnectionError alone, so a silent server hangs the "
+    "compile.",
+    issue="https://github.com/pytorch/pytorch/blob/v2.15.0/torch/_inductor/remote_cache.py#L287",
+)
 def init_torch_redis(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> None:
     """torch's RedisRemoteCacheBackend.__init__: its client is one of ours, to the same server."""
     wrapped(*args, **kwargs)
     instance._redis = bounded_redis_client(instance._redis)
 
 
+@hook(
+    "triton.runtime.cache:RedisRemoteCacheBackend.__init__",
+    "self, key",
+    why="Triton reads its Redis settings from knobs.cache.redis, which does not exist, so the backend always raises "
+    "AttributeError.",
+    issue="https://github.com/triton-lang/triton/blob/v3.9.0/python/triton/runtime/cache.py#L152",
+)
 def init_triton_redis(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> None:
     """Triton's RedisRemoteCacheBackend.__init__, which fails in 3.6 to 3.9: its knobs are elsewhere."""
 

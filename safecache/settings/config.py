@@ -67,6 +67,7 @@ class Config:
 
     enabled: bool
     strict: bool
+    disable: tuple[str, ...]
     trust: str
     key_file: str | None
     keyring: str | None

@@ -204,6 +204,17 @@ SETTINGS: tuple[Setting, ...] = (
         ),
     ),
     Setting(
+        name="disable",
+        variable="SAFECACHE_DISABLE",
+        default=(),
+        parse=names,
+        allowed="names of units, with , between them",
+        help=(
+            "Units of hooks that are left off, by the names that `safecache status` has for them, such as "
+            "`vllm,remote_caches`: what they guard is as in stock torch. One that others need is left off with them."
+        ),
+    ),
+    Setting(
         name="trust",
         variable="SAFECACHE_TRUST",
         default="signed",

@@ -16,6 +16,7 @@ import wrapt
 
 from safecache import compiles
 from safecache.errors import SafecacheError
+from safecache.patching.hook import hook
 from safecache.places.refs import Ref
 from safecache.ports import Admitted, Use
 from safecache.reporting import boundary, events
@@ -284,6 +285,13 @@ def add_file(admitted: Admitted) -> None:
         compiles.current.trial.reads(admitted.path)
 
 
+@hook(
+    "torch._inductor.output_code:CompiledFxGraph.post_compile",
+    "self, example_inputs, constants, graph_kwargs",
+    why="A cached graph that crashes its process is loaded and crashes again at every start until someone deletes "
+    "the cache.",
+    issue="https://github.com/vllm-project/vllm/issues/24915",
+)
 def watch_graph(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> None:
     """CompiledFxGraph.post_compile, which wraps its callable last: the first run is on trial if loaded.
 
@@ -323,6 +331,12 @@ def _load_kernel(trial: Trial, work: Callable[[], Any]) -> Any:
         return work()
 
 
+@hook(
+    "triton.runtime.jit:JITFunction._do_compile",
+    "self, key, signature, device, constexprs, options, attrs, warmup",
+    why="Triton keeps no record of a cached kernel that crashed at its first launch, so every start crashes again.",
+    issue="https://github.com/triton-lang/triton/blob/v3.9.0/python/triton/runtime/jit.py#L887",
+)
 def watch_kernel(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:  # noqa: ARG001
     """JITFunction._do_compile: the load and first launch of a kernel that was found in a cache are on trial.
 

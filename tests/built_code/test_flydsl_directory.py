@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from safecache.files import ownership
-from safecache.hooks import other_backends
+from safecache.integrations import flydsl
 from safecache.settings import config
 
 NAME = "FLYDSL_RUNTIME_CACHE_DIR"
@@ -27,7 +27,7 @@ def configure(tmp_path, monkeypatch):
     def stock():
         return os.environ.setdefault(NAME, str(module._cache_dir()))
 
-    return lambda: other_backends.flydsl_dir(stock, None, (), {})
+    return lambda: flydsl.flydsl_dir(stock, None, (), {})
 
 
 @pytest.mark.parametrize("named", [True, False])
@@ -42,7 +42,7 @@ def test_neither_the_cache_nor_a_directory_that_the_user_names_is_read(configure
 
 def test_compile_worker_has_that_of_its_parent(configure, monkeypatch, tmp_path):
     place = configure()
-    monkeypatch.setattr(other_backends.private_directory, "process_directory", lambda: str(tmp_path / "of-worker"))
+    monkeypatch.setattr(flydsl.private_directory, "process_directory", lambda: str(tmp_path / "of-worker"))
     assert configure() == place
 
 

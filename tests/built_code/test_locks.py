@@ -13,7 +13,7 @@ from filelock import FileLock, Timeout
 from helpers.in_process import isolated
 
 from safecache.files import holders
-from safecache.hooks import locks
+from safecache.integrations import locks
 from safecache.reporting import waits
 
 __all__ = ["isolated"]

@@ -17,7 +17,7 @@ from safecache import compiles, session
 from safecache.code import library_builds, private_build, sources
 from safecache.errors import EntryRefusedError
 from safecache.files import private_directory
-from safecache.hooks import generated_code
+from safecache.integrations import generated_code
 from safecache.places.layout import CodeFile
 from safecache.reporting import events
 from safecache.store import attestations, gate, manifests

@@ -13,7 +13,7 @@ from conftest import SOURCE
 
 from safecache.code import generated
 from safecache.files import filesystem, folders, temporaries
-from safecache.hooks import generated_code
+from safecache.integrations import generated_code
 
 
 def stock(*args, **kwargs):
@@ -111,7 +111,7 @@ def test_what_a_dead_torch_has_left_is_removed(tmp_path):
 
 WRITE = """
 import os, sys
-from safecache.hooks import generated_code
+from safecache.integrations import generated_code
 assert os.getpid() == 1
 directory, letter = sys.argv[1:]
 for number in range(400):

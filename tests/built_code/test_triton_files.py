@@ -14,7 +14,7 @@ from helpers.fresh import forget_kernels
 
 from safecache.code import triton_files, triton_place
 from safecache.files import filesystem
-from safecache.hooks import triton_in_inductor
+from safecache.integrations import triton_in_inductor
 from safecache.places import layout
 from safecache.reporting import events
 from safecache.store import entry_files

@@ -15,7 +15,7 @@ from helpers.fresh import forget_kernels
 
 from safecache.code import triton_files, triton_remote
 from safecache.files import filesystem
-from safecache.hooks import triton_in_inductor
+from safecache.integrations import triton_in_inductor
 from safecache.reporting import events
 
 

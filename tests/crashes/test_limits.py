@@ -8,7 +8,7 @@ import types
 import pytest
 
 from safecache import compiles
-from safecache.hooks import triton_compiler
+from safecache.integrations import triton_compiler
 from safecache.isolation import asked, limits
 from safecache.ports import Compiler, plugs
 

@@ -11,7 +11,7 @@ import pytest
 
 from safecache.entries import mega_caches
 from safecache.errors import EntryRefusedError
-from safecache.hooks import compiler_cache
+from safecache.integrations import compiler_cache
 from safecache.reporting import events
 
 KEY = attrgetter("key")

@@ -17,7 +17,7 @@ import pytest
 from entries.test_vllm_hooks import function_of
 from safecache.code import vllm_files
 from safecache.errors import CacheWriteError
-from safecache.hooks import vllm
+from safecache.integrations import vllm
 from safecache.testing import failing
 
 WHEEL = os.environ.get("SAFECACHE_TEST_SGLANG")

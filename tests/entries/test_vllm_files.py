@@ -14,7 +14,7 @@ import pytest
 
 from safecache.code import vllm_files
 from safecache.errors import CacheWriteError, EntryRefusedError
-from safecache.hooks import vllm
+from safecache.integrations import vllm
 from safecache.signing import keyring
 from safecache.store import attestations
 from safecache.testing import failing

@@ -20,16 +20,16 @@ import pytest
 from safecache.code import vllm_files
 from safecache.entries import artifacts
 from safecache.errors import EntryRefusedError
-from safecache.hooks import compiler_cache, vllm
+from safecache.integrations import compiler_cache, vllm
 from safecache.patching import patching
-from safecache.patching.targets import TARGETS
+from safecache.patching.activation import list_hooks
 from safecache.reporting.kinds import Kind
 from safecache.store import attestations
 
 WHEEL = os.environ.get("SAFECACHE_TEST_VLLM")
 torch = SimpleNamespace(compiler=SimpleNamespace())
 NEEDS_WHEEL = pytest.mark.skipif(not WHEEL, reason="SAFECACHE_TEST_VLLM names no directory with an unpacked wheel")
-OURS = [target for target in TARGETS if target.module.startswith("vllm.")]
+OURS = [hook for unit, hook in list_hooks() if unit == "vllm"]
 
 
 def stand_in(model, aot_compilation_path):
@@ -131,7 +131,7 @@ def test_what_is_no_refusal_is_vllms_to_handle(load, settings, tmp_path):
 @NEEDS_WHEEL
 @pytest.mark.parametrize(
     "target",
-    [target for target in OURS if not target.builtin and target.attribute != "os"],
+    [target for target in OURS if not target.is_on_builtin and target.attribute != "os"],
     ids=lambda target: target.name,
 )
 def test_signatures_are_those_of_the_wheel(target):

@@ -19,7 +19,7 @@ from safecache.code import exec_directory, private_build, sources, triton_files
 from safecache.entries import loading
 from safecache.errors import EntryRefusedError, SafecacheError
 from safecache.files import filesystem, opening
-from safecache.hooks import standalone_compile
+from safecache.integrations import standalone_compile
 from safecache.places import layout
 from safecache.places.layout import CodeFile
 from safecache.places.refs import Ref, locate

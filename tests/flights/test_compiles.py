@@ -225,9 +225,7 @@ def test_rank_that_does_not_come_is_not_waited_for(home):
     configured = (
         "import torch._inductor.config_comms as comms\ncomms.runtime_estimations_align_across_all_distributed_ranks"
     )
-    prepare = (
-        f"import os{GROUP}{configured} = True\nfrom safecache.hooks import compile_scopes\ncompile_scopes._MOST = 2.0"
-    )
+    prepare = f"import os{GROUP}{configured} = True\nfrom safecache.integrations import compile_scopes\ncompile_scopes._MOST = 2.0"
     run = "if os.environ['RANK'] == '1':\n    y = x\nelse:\n    " + INFERENCE.replace("\n", "\n    ")
     with Together(home, 2, run, prepare, MEET=str(home.base / "meet")) as processes:
         processes.begin()

@@ -152,7 +152,7 @@ def test_rank_that_is_killed_in_its_compile_leaves_nobody_waiting(home, prepare,
 
 
 COUNTS = """
-from safecache.hooks import compile_scopes
+from safecache.integrations import compile_scopes
 from safecache.reporting import waits
 limit = compile_scopes._find_group()[0]
 waits.charge(limit, in_vain=False)

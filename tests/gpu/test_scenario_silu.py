@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 from conftest import SOURCE, TESTS, isolated_environment
 
+from safecache.code import packages
 from safecache.doctor import installation
-from safecache.patching import targets
 from safecache.signing import provenance
 
 torch = pytest.importorskip("torch")
@@ -80,7 +80,7 @@ class Lane:
     def load_from_noexec(self) -> dict[str, dict]:
         directory = self.base / "noexec"
         directory.mkdir()
-        if provenance.torch_release() < targets.PACKAGES_OBEY_TMPDIR_FROM:
+        if provenance.torch_release() < packages.PACKAGES_OBEY_TMPDIR_FROM:
             directory = Path("/tmp")
         return self.run("noexec", "noexec", self.base / "cold.pt2", directory, self.base, TMPDIR=str(directory))
 

@@ -17,7 +17,9 @@ def test_importing_safecache_imports_no_torch_triton_or_wrapt(fake):
 def test_probe_knows_every_target_module(fake):
     fake(
         """
-        from safecache.patching.targets import MODULES as targets
+        import safecache
+        from safecache.patching import units
+        targets = set(units.list_modules(()))
         assert set(MODULES) == targets, targets
         """
     )

@@ -16,7 +16,7 @@ def test_pool_without_a_pickler_of_its_own_gets_ours(fake, arguments):
             pass
         for pool in module.SubprocPool({arguments}), Pool({arguments}):
             assert type(pool.pickler).__qualname__ == "WorkerPickler", pool.pickler
-            assert type(pool.pickler).__module__ == "safecache.hooks.compile_workers"
+            assert type(pool.pickler).__module__ == "safecache.integrations.compile_workers"
             assert isinstance(pool.pickler, module.SubprocPickler)
         hooked = module.SubprocPool({arguments}).arguments
         safecache.deactivate()

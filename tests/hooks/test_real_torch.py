@@ -42,7 +42,7 @@ def travels(found):
 def journeys():
     said = {}
     for target in TARGETS:
-        if target.name not in known or target.signatures[0].startswith("<module") or target.builtin:
+        if target.name not in known or target.signatures[0].startswith("<module") or target.is_on_builtin:
             continue
         owner, name, _ = wrapt.resolve_path(sys.modules[target.module], target.attribute)
         said[target.name] = [travels(getattr(owner, name))]
@@ -53,7 +53,8 @@ def journeys():
 import contextlib, types
 import safecache, torch
 from safecache.places import layout; from safecache.patching import patching
-from safecache.patching.targets import TARGETS
+from safecache.patching.activation import list_hooks
+TARGETS = [hook for _, hook in list_hooks()]
 import wrapt
 known = states()
 assert not torch.__file__.startswith(sys.path[-1])
@@ -62,7 +63,7 @@ said = {
     "stock": sorted(set(states().values())),
     "signatures": {
         t.name: [patching.signature_of(patching._resolve(sys.modules[t.module], t.attribute)), t.signatures]
-        for t in TARGETS if t.name in states() and not t.builtin
+        for t in TARGETS if t.name in states() and not t.is_on_builtin
     },
     "entry_name": [layout.entry_name(b"x"), codecache.sha256_hash(b"x")],
 }

@@ -14,7 +14,7 @@ import pytest
 from safecache import session
 from safecache.code import vllm_files
 from safecache.errors import RefusedArtifactError
-from safecache.hooks import vllm
+from safecache.integrations import vllm
 from safecache.omitted import fingerprints, surroundings
 from safecache.places.refs import Ref
 from safecache.ports import Served, tell

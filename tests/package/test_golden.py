@@ -79,3 +79,10 @@ print(json.dumps(sorted(f"{each.name}: {each.state}" for each in safecache.statu
     done = python(code, env={"HOME": str(tmp_path), "SAFECACHE": "1"})
     assert done.returncode == 0, done.stderr
     compare("hooks", json.loads(done.stdout.splitlines()[-1]))
+
+
+def test_table_of_hooks():
+    """As ``safecache status --table`` prints it."""
+    done = python("from safecache.cli.main import main; main(['status', '--table'])")
+    assert done.returncode == 0, done.stderr
+    compare("table", done.stdout.splitlines())

@@ -19,7 +19,7 @@ from safecache.signing import key_files
 
 PACKAGE = Path(__file__).parents[2] / "safecache"
 # Rooms in which torch and Triton may be imported: by then they are.
-OTHERS = {"bootstrap", "cli", "doctor", "hooks", "isolation"}
+OTHERS = {"bootstrap", "cli", "doctor", "integrations", "isolation"}
 CORE = sorted(path for path in PACKAGE.rglob("*.py") if path.relative_to(PACKAGE).parts[0] not in OTHERS)
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if "bootstrap" not in path.parts)
 # Beside the package: servers import it.
@@ -65,7 +65,7 @@ def tree_of(path: Path) -> ast.Module:
 @BY_CORE_MODULE
 def test_core_imports_neither_torch_nor_hooks(path):
     """Not even in a function, nor for the type checker; patching takes the hooks by name, from the table."""
-    forbidden = [i.name for i in imports(tree_of(path)) if i.is_below("torch", "triton", "safecache.hooks")]
+    forbidden = [i.name for i in imports(tree_of(path)) if i.is_below("torch", "triton", "safecache.integrations")]
     assert forbidden == []
 
 
@@ -98,7 +98,7 @@ def test_importing_the_core_loads_neither_torch_nor_hooks():
     assert done.returncode == 0, done.stderr
     loaded = json.loads(done.stdout)
     assert set(names) <= set(loaded)
-    assert [name for name in loaded if Import(name, False).is_below("torch", "triton", "safecache.hooks")] == []
+    assert [name for name in loaded if Import(name, False).is_below("torch", "triton", "safecache.integrations")] == []
 
 
 def test_importing_the_package_loads_no_cryptography():

@@ -11,7 +11,19 @@ from pathlib import Path
 PACKAGE = Path(__file__).parents[2] / "safecache"
 # Packages that a reader has to know first, and those that may then be left out.
 CORE = {
-    *("code", "compiles", "entries", "errors", "files", "hooks", "launchers", "loads", "patching", "places", "ports"),
+    *(
+        "code",
+        "compiles",
+        "entries",
+        "errors",
+        "files",
+        "integrations",
+        "launchers",
+        "loads",
+        "patching",
+        "places",
+        "ports",
+    ),
     *("reporting", "session", "settings", "signing", "store", "tiers"),
 }
 FEATURES = {

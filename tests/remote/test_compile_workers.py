@@ -19,7 +19,7 @@ pytest.importorskip("zstandard")
 PARENT = """
 import sys
 import torch._inductor.compile_worker.subproc_pool
-from safecache.hooks.compile_workers import WorkerPickler
+from safecache.integrations.compile_workers import WorkerPickler
 from safecache.places.refs import Ref
 from safecache.remote import tier
 from safecache.reporting.kinds import Kind

@@ -10,7 +10,7 @@ import sys
 import pytest
 from conftest import SOURCE, python
 
-from safecache.hooks import cpp_codecache
+from safecache.integrations import cpp_codecache
 from safecache.places.refs import Ref
 from safecache.ports import Requested, tell
 from safecache.remote import client, exchange, parcels, sender, stores, tier

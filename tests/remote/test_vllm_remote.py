@@ -10,7 +10,7 @@ from helpers.caches import key
 
 from safecache.code import vllm_files
 from safecache.errors import EntryRefusedError
-from safecache.hooks import vllm
+from safecache.integrations import vllm
 from safecache.places.layout import CodeFile
 from safecache.places.refs import Ref
 from safecache.ports import File

@@ -75,8 +75,7 @@ def manager_that_the_environment_names():
     return type(cache.get_cache_manager("ab" * 32)).__name__
 
 
-def upstream_hooks():
+def upstream_hooks(names):
     """What each of those that the table names is by default."""
-    from safecache.patching.targets import UPSTREAM_HOOKS
 
-    return {hook: pkgutil.resolve_name(name) for hook, (name, _) in UPSTREAM_HOOKS.items()}
+    return {name: pkgutil.resolve_name(name) for name in names}

@@ -156,7 +156,7 @@ def load_standalone(path, fmt="binary"):
 
 def load_for_vllm(path, fmt="binary"):
     """Whether vLLM gets an artifact; if not, it compiles."""
-    from safecache.hooks import vllm
+    from safecache.integrations import vllm
 
     return vllm.load_artifact(lambda: load_standalone(path, fmt), None, (), {})
 
@@ -164,7 +164,7 @@ def load_for_vllm(path, fmt="binary"):
 def load_for_vllm_without_memory(path):
     import torch
 
-    from safecache.hooks import standalone_compile, vllm
+    from safecache.integrations import standalone_compile, vllm
 
     def fails(path):
         raise torch.OutOfMemoryError("no room")

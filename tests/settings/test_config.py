@@ -69,6 +69,7 @@ DEFAULTS = {
     "SAFECACHE_COMPILE_MEMORY": None,
     "SAFECACHE_EXPLAIN": False,
     "SAFECACHE_ASSUME_UNCHANGED": (),
+    "SAFECACHE_DISABLE": (),
     "SAFECACHE_VERIFY": 0.0,
     "SAFECACHE_METRICS": False,
 }
@@ -204,6 +205,7 @@ def test_what_is_allowed_spells_out_every_choice(setting):
     choices["SAFECACHE_REMOTE"] = ("URL", "redis", "rediss", "valkey", "s3", "gs", "az", "https", "file")
     choices["SAFECACHE_ISOLATE"] = (*settings._TRUE, *settings._FALSE, "workers")
     choices["SAFECACHE_VERIFY"] = ("number", "0 to 1")
+    choices["SAFECACHE_DISABLE"] = ("names", ",")
     choices["SAFECACHE_ASSUME_UNCHANGED"] = ("names", "commas")
     choices["SAFECACHE_COMPILE_TIMEOUT"] = ("seconds", "1 to 86400")
     choices["SAFECACHE_COMPILE_MEMORY"] = ("1 GB", "bytes", "G", "Gi")
@@ -332,6 +334,7 @@ def test_table_has_a_row_for_every_setting_with_its_default():
         "SAFECACHE_COMPILE_TIMEOUT": "unset",
         "SAFECACHE_COMPILE_MEMORY": "unset",
         "SAFECACHE_ASSUME_UNCHANGED": "unset",
+        "SAFECACHE_DISABLE": "unset",
         "SAFECACHE_VERIFY": "0",
         "SAFECACHE_EXPLAIN": "0",
         "SAFECACHE_METRICS": "0",

@@ -1,0 +1,214 @@
+"""torch._inductor.compile_fx, torch._dynamo.convert_frame: where a compile begins and ends, with its leases."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import sys
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+from safecache import compiles
+from safecache.patching.hook import hook
+from safecache.ports import plugs
+from safecache.reporting import events, waits
+from safecache.reporting.kinds import Kind, Reason
+from safecache.session import Part, inherit
+
+__all__ = ["OTHER_RANK", "agreed", "compile_fx", "compile_fx_inner", "convert"]
+
+# Why a rank misses that has found what it was for.
+OTHER_RANK = (Reason.OTHER_RANK_MISSED, "all ranks compile where one does")
+# A rank that has waited still has as long again to compile, before the others think that it hangs.
+_SHARE = 0.5
+# With it torch itself has all ranks miss in the AOTAutograd cache where one does.
+_OWN_AGREEMENT = ("torch._functorch.config", "_sync_cache_decision_cross_ranks")  # from 2.15 on
+# Settings with which the ranks of a group meet in collectives while they compile: none may wait for another there.
+_COMPILE_COLLECTIVES = (
+    ("torch._functorch.config", "_sync_decision_cross_ranks"),
+    _OWN_AGREEMENT,
+    ("torch._inductor.config", "distributed_max_autotune_gemm"),
+    ("torch._inductor.config", "aten_distributed_optimizations.enable_overlap_scheduling"),
+    ("torch._inductor.config", "reorder_for_compute_comm_overlap"),
+    ("torch._inductor.config_comms", "runtime_estimations_align_across_all_distributed_ranks"),
+)
+# Seconds; a backend of which it is not known: that of NCCL, kProcessGroupNCCLDefaultTimeout, which is the shortest.
+_SHORTEST_WATCHDOG = 600.0
+
+
+@hook(
+    "torch._inductor.compile_fx:compile_fx",
+    "model_, example_inputs_, inner_compile=, config_patches=, decompositions=, ignore_shape_env=",  # 2.11
+    "model_, example_inputs_, inner_compile=, config_patches=, decompositions=, ignore_shape_env=, "
+    "compile_region_name=",
+    why="Processes that start together all miss, and each compiles the same graphs, since torch takes no lock "
+    "across a compile.",
+    issue="https://github.com/pytorch/pytorch/issues/96152",
+)
+def compile_fx(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    """compile_fx: with AOTAutograd. What trains is saved only with its backward, after others would have waited."""
+
+    def compile(model_: Any, example_inputs_: Any, *rest: Any, **named: Any) -> Any:
+        waits = not (
+            sys.modules["torch"].is_grad_enabled()
+            and any(getattr(each, "requires_grad", False) for each in example_inputs_)
+        )
+        sample = plugs.check_hits(model_, example_inputs_, rest, named)
+        with plugs.single_flight.compile_scope(Kind.AOT_ENTRY, _most(), waits=waits), sample:
+            return wrapped(*args, **kwargs)
+
+    return compile(*args, **kwargs)
+
+
+@hook(
+    "torch._inductor.compile_fx:_compile_fx_inner",
+    "gm, example_inputs, graph_kwargs",  # 2.11
+    "gm, example_inputs, compile_region_name=, graph_kwargs",
+    why="Processes that miss the same FX graph entry at once each compile it, since torch takes no lock across a "
+    "compile.",
+    issue="https://github.com/pytorch/pytorch/issues/96152",
+)
+def compile_fx_inner(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    """_compile_fx_inner: of one graph."""
+    graph = compiles.scope(graph=kwargs["gm"] if "gm" in kwargs else args[0])
+    with plugs.single_flight.compile_scope(Kind.FX_ENTRY, _most()), graph:
+        return wrapped(*args, **kwargs)
+
+
+@hook(
+    "torch._dynamo.convert_frame:ConvertFrame.__call__",
+    "self, frame, cache_entry, hooks, frame_state, skip=",
+    why="With suppress_errors Dynamo swallows every exception of a compile and runs the frame eagerly.",
+    issue="https://github.com/pytorch/pytorch/pull/107044",
+)
+def convert(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    """ConvertFrame.__call__: what nobody may swallow leaves it; with suppress_errors it would run the frame eagerly.
+
+    SGLang sets that for FlashInfer's attention. Without it, such an error leaves the frame within torch's own.
+    """
+    from torch._dynamo import config
+
+    def compile_it(frame: Any, cache_entry: Any, hooks: Any, frame_state: Any, skip: int = 0) -> Any:
+        # So many of the innermost frames torch leaves out of the stack in its trace log; these two are others.
+        return wrapped(frame, cache_entry, hooks, frame_state, skip + 2)
+
+    if not config.suppress_errors:
+        return compile_it(*args, **kwargs)
+    with events.propagate_strict():
+        return compile_it(*args, **kwargs)
+
+
+def _most() -> float | None:
+    """The seconds that a rank may wait for another; None where ranks meet in a compile, and infinity for no rank."""
+    distributed = _group()
+    if distributed is None:
+        return float("inf")
+    return None if _meet() else _SHARE * _timeout(distributed)
+
+
+def _find_group() -> tuple[float, int] | None:
+    """Return the seconds for waits of this rank between two collectives, and how many collectives there were."""
+    distributed = _group()
+    if distributed is None:
+        return None
+    return _SHARE * _timeout(distributed), sum(map(_collectives, list(distributed.distributed_c10d._world.pg_map)))
+
+
+def _collectives(group: Any) -> int:
+    try:
+        return int(group._get_sequence_number_for_group())
+    except RuntimeError:
+        return 0  # its backend does not count them
+
+
+waits.set_group(_find_group)
+
+
+def agreed(kind: Kind, look: Callable[[], Any], is_hit: Callable[[Any], bool]) -> tuple[Any, bool]:
+    """What ``look`` finds, and whether that is nothing only because another rank lacks it.
+
+    Ranks that meet in a compile agree. Raises what ``look`` does, once the others know that this one has to compile.
+    """
+    try:
+        found = look()
+    except Exception:
+        _all_hit(False, kind)
+        raise
+    hit = is_hit(found)
+    if _all_hit(hit, kind) or not hit:
+        return found, False
+    with compiles.scope(missing=kind):
+        return look(), True
+
+
+# Seconds for which the other ranks are waited for: longer than lookups differ, as all of them have just begun.
+_MOST = 60.0
+_TOO_LATE = (
+    "safecache: not all ranks reached this cache lookup within {0:g} s ({1}). This process stops coordinating and uses "
+    "its own cache; ranks may hang in a collective if their caches differ. Help: give every rank the same cache "
+    "directory, or an empty one"
+)
+
+
+class _State:
+    def __init__(self) -> None:
+        self.numbers = itertools.count(1)
+        self.has_given_up = False
+
+
+_state: Part[_State] = Part(_State, inherit)
+
+
+def _all_hit(hit: bool, kind: Kind) -> bool:
+    """Tell whether all ranks have hit, as this one says of itself: each calls this once for each lookup, in one order.
+
+    After a rank that did not come in time, which is reported once, it is what this one says. Ranks that meet in
+    collectives while they compile would wait for one that hits, and does not come there. They agree by the store that
+    they have met at, since a group of its own would have to be made by all of them at once. Stock torch may do
+    so itself from 2.15 on, for AOTAutograd entries: _OWN_AGREEMENT.
+    """
+    distributed, state = _group(), _state.now
+    if distributed is None or not _meet() or (kind is Kind.AOT_ENTRY and _is_set(_OWN_AGREEMENT)):
+        return hit
+    if state.has_given_up:
+        return hit
+    try:
+        store = distributed.distributed_c10d._get_default_store()
+        rank, size, number = distributed.get_rank(), distributed.get_world_size(), next(state.numbers)
+        names = [f"safecache/agreement/{number}/{each}" for each in range(size)]
+        store.set(names[rank], b"hit" if hit else b"miss")
+        store.wait(names, timedelta(seconds=_MOST))
+        return all(store.get(name) == b"hit" for name in names)
+    except Exception as error:  # of whatever store it is
+        state.has_given_up = True
+        events.log_line(logging.WARNING, _TOO_LATE.format(_MOST, type(error).__name__))
+        return hit
+
+
+def _group() -> Any:
+    """torch.distributed, if this process is one of several ranks."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return None
+    return distributed if distributed.get_world_size() > 1 else None
+
+
+def _meet() -> bool:
+    return any(map(_is_set, _COMPILE_COLLECTIVES))
+
+
+def _is_set(place: tuple[str, str]) -> bool:
+    found: Any = sys.modules.get(place[0])
+    for name in place[1].split("."):
+        found = getattr(found, name, False)
+    return bool(found)
+
+
+def _timeout(distributed: Any) -> float:
+    """The shortest, in seconds, after which a backend of the default group takes a rank for hanging."""
+    group = distributed.distributed_c10d._get_default_group()
+    devices = getattr(group, "_device_types", ())
+    limits = [getattr(group._get_backend(device).options, "_timeout", None) for device in devices]
+    known = [limit.total_seconds() for limit in limits if limit is not None]
+    return min(known, default=_SHORTEST_WATCHDOG)

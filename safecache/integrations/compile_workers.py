@@ -1,0 +1,74 @@
+"""What Inductor's compile workers receive and return. Imports torch: with the first pool of workers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from functools import partial
+from typing import Any
+
+from torch._inductor.compile_worker.subproc_pool import SubprocPickler
+
+from safecache.errors import SafecacheError
+from safecache.reporting import waits
+from safecache.settings import config
+from safecache.signing import keyring
+from safecache.tiers import directory_faults, fallback
+
+__all__ = ["WorkerPickler"]
+
+
+class WorkerPickler(SubprocPickler):  # type: ignore[misc]
+    """Pickles jobs as torch's does, with what a worker cannot know.
+
+    A secret by which it attests its builds if there is no signing key, and for how long the remote is left alone, which
+    each worker would have to find out for itself.
+    """
+
+    def dumps(self, obj: object) -> bytes:
+        """The bytes of a job or, in a worker, of its result."""
+        secret, failing = (b"", {}) if config.is_compile_worker() else _handed_down()
+        pickled: bytes = super().dumps(_Job(obj, secret, failing) if secret or failing else obj)
+        return pickled
+
+    def loads(self, data: bytes) -> object:
+        """A result or, in a worker, a job, whose error reaches the compile as what it is, if nobody may swallow it."""
+        found: Any = super().loads(data)
+        return partial(_done, found) if config.is_compile_worker() else found
+
+
+def _done(job: Callable[[], object]) -> object:
+    try:
+        return job()
+    except SafecacheError as error:
+        if not error.is_strict:
+            raise
+        return error  # torch raises an exception that is returned; of one that is raised it makes a text
+
+
+def _handed_down() -> tuple[bytes, dict[Hashable, float]]:
+    secret = keyring.hand_down() if keyring.current().signing is None else b""
+    return secret, waits.breaker.now.left()
+
+
+class _Job:
+    """A job and what comes with it; it unpickles to the job alone."""
+
+    def __init__(self, job: object, secret: bytes, failing: dict[Hashable, float]) -> None:
+        self._parts = secret, failing, job
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _received, self._parts
+
+
+def _received(secret: bytes, failing: dict[Hashable, float], job: object) -> object:
+    if secret:
+        keyring.take(secret)
+    for what, seconds in failing.items():
+        waits.breaker.now.leave_alone(what, seconds)
+    return job
+
+
+# Not in the process that makes the pool, which imports this module too.
+if config.is_compile_worker():
+    directory_faults.leave_to_parent()
+    fallback.leave_to_parent()

@@ -1,0 +1,107 @@
+"""CuTe DSL: the objects that Inductor compiles with it and keeps, and what QuACK's need as well."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from safecache.code import sources
+from safecache.files import filesystem
+from safecache.patching.hook import hook
+from safecache.places.layout import CodeFile
+from safecache.store import gate
+
+__all__ = ["attest_if_new", "cutedsl_dir", "cutedsl_get", "cutedsl_set", "identity", "reachable_path"]
+
+
+@hook(
+    "torch._inductor.runtime.cutedsl_cache:_cache_dir",
+    "",
+    verifies=True,
+    why="Torch loads CuTe DSL objects from its cache directory, without asking who else can write there.",
+    issue="https://github.com/pytorch/pytorch/pull/195610",
+    since=(2, 13),
+)
+def cutedsl_dir(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Path:
+    """cutedsl_cache._cache_dir, or a directory of this process alone if others can write there."""
+    return reachable_path(wrapped(*args, **kwargs))
+
+
+@hook(
+    "torch._inductor.runtime.cutedsl_cache:disk_cache_get",
+    "mem_cache, module_path, config_key, runtime_key, device_index=, device_capability=",
+    verifies=True,
+    why="Torch loads whatever object file lies under the key into the process, without any check.",
+    issue="https://github.com/pytorch/pytorch/blob/v2.15.0/torch/_inductor/runtime/cutedsl_cache.py#L114",
+    since=(2, 13),
+)
+def cutedsl_get(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    """disk_cache_get: an object that is not in this process's memory is only loaded if it is attested."""
+
+    def get(
+        mem_cache: Any,
+        module_path: str,
+        config_key: Any,
+        runtime_key: Any,
+        device_index: int = 0,
+        device_capability: Any = None,
+    ) -> Any:
+        if (runtime_key, device_index) not in mem_cache:
+            path = _cutedsl_path(module_path, config_key, runtime_key, device_index, device_capability)
+            sources.settle_side_file(path, os.path.dirname(path))
+        return wrapped(mem_cache, module_path, config_key, runtime_key, device_index, device_capability)
+
+    return get(*args, **kwargs)
+
+
+@hook(
+    "torch._inductor.runtime.cutedsl_cache:disk_cache_set",
+    "mem_cache, module_path, config_key, runtime_key, compiled_fn, device_index=, device_capability=",
+    verifies=True,
+    why="Torch saves a compiled object without a digest, so no reader can tell it from a planted or damaged one.",
+    issue="https://github.com/pytorch/pytorch/blob/v2.15.0/torch/_inductor/runtime/cutedsl_cache.py#L153",
+    since=(2, 13),
+)
+def cutedsl_set(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> None:
+    """disk_cache_set: attests the object, if one was written, which not every kernel allows."""
+
+    def put(
+        mem_cache: Any,
+        module_path: str,
+        config_key: Any,
+        runtime_key: Any,
+        compiled_fn: Any,
+        device_index: int = 0,
+        device_capability: Any = None,
+    ) -> None:
+        path = _cutedsl_path(module_path, config_key, runtime_key, device_index, device_capability)
+        before = identity(path)
+        wrapped(mem_cache, module_path, config_key, runtime_key, compiled_fn, device_index, device_capability)
+        attest_if_new(path, before)
+
+    put(*args, **kwargs)
+
+
+def _cutedsl_path(*key: Any) -> str:
+    module = sys.modules["torch._inductor.runtime.cutedsl_cache"]
+    return os.path.join(module._cache_dir(), f"{module._make_disk_key(*key)}.o")
+
+
+def reachable_path(directory: Any) -> Path:
+    """Return the directory, or one of this process alone if others can write there."""
+    return Path(sources.reachable(str(directory)))
+
+
+def identity(path: str) -> list[int] | None:
+    """Return what tells one file of this name from the next, or None if there is none."""
+    return filesystem.identity(os.lstat(path)) if os.path.lexists(path) else None
+
+
+def attest_if_new(path: str, before: list[int] | None) -> None:
+    """Attest the file, if it is not the one whose identity was ``before``."""
+    after = identity(path)
+    if after is not None and after != before:
+        gate.attest_file(CodeFile(path, os.path.dirname(path)))

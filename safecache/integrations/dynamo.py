@@ -1,0 +1,367 @@
+"""torch._dynamo: AOT-compiled functions and models, precompiled artifacts, packages and profiles."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from safecache import compiles, loads
+from safecache.entries import artifacts, saving, searches
+from safecache.errors import RefusedArtifactError
+from safecache.integrations.pickle_module import SealingPickle
+from safecache.patching.hook import PICKLE_MODULE, hook
+from safecache.places.layout import CodeFile
+from safecache.places.refs import Ref
+from safecache.reporting import events, graph_names, report
+from safecache.reporting.kinds import Kind, Reason
+from safecache.reporting.report import Refusal
+from safecache.signing import provenance
+from safecache.store import directories
+
+__all__ = [
+    "deserialize",
+    "deserialize_model",
+    "get_local_code_state",
+    "load_package",
+    "lookup_remote_cache_entry",
+    "put_code_state",
+    "put_local_code_state",
+    "read_package",
+    "sealing_package_pickle",
+    "sealing_pickle",
+    "serialize",
+    "serialize_model",
+    "write_package",
+]
+
+
+@hook(
+    "torch._dynamo.aot_compile:AOTCompiledFunction.serialize",
+    "cls, fn, external_data=",
+    verifies=True,
+    why="Stock torch writes a compiled function as a bare pickle without a signature, so no loader can tell a "
+    "forged one.",
+    issue="https://github.com/pytorch/pytorch/blob/v2.15.0/torch/_dynamo/aot_compile.py#L1150",
+)
+def serialize(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    """AOTCompiledFunction.serialize: seals the bytes, whoever writes them to a file."""
+    result = wrapped(*args, **kwargs)
+    function = kwargs["fn"] if "fn" in kwargs else args[0]
+    sealed = saving.seal_payload(result.serialized_data, Kind.AOT_FUNCTION, made=function)
+    return dataclasses.replace(result, serialized_data=sealed)
+
+
+@hook(
+    "torch._dynamo.aot_compile:AOTCompiledFunction.deserialize",
+    "cls, data, f_globals=, external_closure_data=",  # to 2.14
+    "cls, data, f_globals=, external_closure_data=, *guard_globals=, *forward_not_resolved_reason=",
+    verifies=True,
+    why="Stock torch unpickles a compiled function's bytes before it checks anything about their origin or "
+    "compatibility.",
+    issue="https://github.com/pytorch/pytorch/issues/196521",
+)
+def deserialize(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    """AOTCompiledFunction.deserialize. Raises RefusedArtifactError, in default mode too; vLLM then compiles again."""
+
+    def load(data: bytes, *rest: Any, **named: Any) -> Any:
+        return _loaded(Kind.AOT_FUNCTION, data, _name, lambda: wrapped(data, *rest, **named))
+
+    return load(*args, **kwargs)
+
+
+def _name() -> str:
+    return compiles.current.origin or graph_names.of_current()
+
+
+def _loaded(kind: Kind, data: bytes, name: Callable[[], str], load: Callable[[], Any]) -> Any:
+    """What ``load`` makes of the bytes, once they are verified. A lookup, but for a function within a model."""
+    if searches.is_under_way(Kind.AOT_MODEL):
+        artifacts.require(kind, data)
+        return load()
+    with searches.track_lookup(Ref(Kind.AOT_MODEL), name) as search:
+        artifacts.require(kind, data)
+        try:
+            loaded = load()
+        except Exception as error:
+            search.unloadable(error)
+            raise
+        search.hit()
+        return loaded
+
+
+@hook(
+    "torch._dynamo.aot_compile:AOTCompiledModel.serialize",
+    "self",
+    verifies=True,
+    why="Stock torch pickles a compiled model without a signature, so no loader can tell a forged or altered one.",
+    issue="https://github.com/pytorch/pytorch/blob/v2.15.0/torch/_dynamo/aot_compile.py#L2402",
+)
+def serialize_model(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> bytes:
+    """AOTCompiledModel.serialize: seals the bytes."""
+    return saving.seal_payload(wrapped(*args, **kwargs), Kind.AOT_MODEL)
+
+
+@hook(
+    "torch._dynamo.aot_compile:AOTCompiledModel.deserialize",
+    "cls, model, data",  # to 2.14
+    "cls, model, data, *guard_globals=",
+    verifies=True,
+    why="Stock torch unpickles a compiled model's bytes before it checks anything about their origin or compatibility.",
+    issue="https://github.com/pytorch/pytorch/issues/196521",
+)
+def deserialize_model(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    """AOTCompiledModel.deserialize. Raises RefusedArtifactError, in default mode too."""
+
+    def load(model: Any, data: bytes, **named: Any) -> Any:
+        name = f"{type(model).__module__}.{type(model).__qualname__}"
+        return _loaded(Kind.AOT_MODEL, data, lambda: name, lambda: wrapped(model, data, **named))
+
+    return load(*args, **kwargs)
+
+
+class _GraphPickle(SealingPickle):
+    """The pickle module, except that every graph is sealed, and verified before it is unpickled."""
+
+    def dumps(self, obj: object, *args: Any, **kwargs: Any) -> bytes:
+        """As pickle.dumps, with a seal appended while enabled; what it raises then names the path to the culprit."""
+        if not self._self_enabled():
+            return super().dumps(obj, *args, **kwargs)
+        try:
+            content = super().dumps(obj, *args, **kwargs)
+        except Exception as error:
+            said = saving.why_unpicklable(obj, "graph")
+            if not said:
+                raise
+            raise loads.appended(error, said) from error
+        return saving.seal_payload(content, Kind.AOT_GRAPH)
+
+    def loads(self, data: bytes, *args: Any, **kwargs: Any) -> Any:
+        """As pickle.loads. Raises RefusedArtifactError, in default mode too, for a refused graph."""
+        if self._self_enabled():
+            artifacts.require(Kind.AOT_GRAPH, data)
+        return self.__wrapped__.loads(data, *args, **kwargs)
+
+
+@hook(
+    "torch._dynamo.aot_compile_types:pickle",
+    PICKLE_MODULE,
+    verifies=True,
+    why="Stock torch unpickles any graph in an artifact, and its PicklingError on saving does not say which object "
+    "is the culprit.",
+    issue="https://github.com/pytorch/pytorch/blob/v2.15.0/torch/_dynamo/aot_compile_types.py#L191",
+)
+def sealing_pickle(module: Any, *, enabled: Callable[[], bool]) -> Any:
+    """A proxy of the module ``pickle`` for code that pickles whole graphs only."""
+    return _GraphPickle(module, enabled)
+
+
+@hook(
+    "torch._dynamo.package:pickle",
+    PICKLE_MODULE,
+    verifies=True,
+    why="Torch pickles entries without a checksum or signature, so flipped bits and planted entries unpickle "
+    "unnoticed.",
+    issue="https://github.com/pytorch/pytorch/blob/v2.15.0/torch/_inductor/codecache.py#L2362",
+)
+@hook(
+    "torch._dynamo.pgo:pickle",
+    PICKLE_MODULE,
+    verifies=True,
+    why="Torch pickles entries without a checksum or signature, so flipped bits and planted entries unpickle "
+    "unnoticed.",
+    issue="https://github.com/pytorch/pytorch/blob/v2.15.0/torch/_inductor/codecache.py#L2362",
+)
+def sealing_package_pickle(module: Any, *, enabled: Callable[[], bool]) -> Any:
+    """A proxy of the module ``pickle`` that seals entries while ``enabled()``."""
+    return SealingPickle(module, enabled)
+
+
+# The seal's field for the digest of the entry's function.
+_FUNCTION = "function"
+
+
+@hook(
+    "torch._dynamo.package:DiskDynamoStore.write",
+    "self, cache_entry, path",
+    verifies=True,
+    why="Stock torch pickles the package without a signature, and raises RuntimeError if it cannot write the file.",
+    issue="https://github.com/pytorch/pytorch/blob/v2.15.0/torch/_dynamo/package.py#L1698",
+)
+def write_package(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> None:
+    """DiskDynamoStore.write: sealed under the last part of its path, which is all that DiskDynamoCache looks up by."""
+
+    def save(cache_entry: Any, path: str) -> None:
+        if saving.can_seal(Kind.DYNAMO_PACKAGE):
+            main = cache_entry.dynamo.codes[0]
+            of = {_FUNCTION: provenance.digest_code(main.python_code, of=main.python_module, line=True)}
+            ref = Ref(Kind.DYNAMO_PACKAGE, _package_key(path))
+            with saving.guard_save(ref, cache_entry, also=of):
+                wrapped(cache_entry, path)
+                directories.propagate_file(CodeFile(_package_file(instance, path), kind=ref.kind), key=ref.key)
+
+    save(*args, **kwargs)
+
+
+@hook(
+    "torch._dynamo.package:DiskDynamoStore.read",
+    "self, path",
+    verifies=True,
+    why="Stock torch unpickles whatever package file lies in the cache directory.",
+    issue="https://github.com/pytorch/pytorch/blob/v2.15.0/torch/_dynamo/package.py#L1724",
+)
+def read_package(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    """DiskDynamoStore.read. Raises RefusedArtifactError, in default mode too, for a refused entry."""
+
+    def load(path: str) -> Any:
+        with artifacts.raise_on_refusal(), events.propagate_strict():
+            if compiles.current.pinned is not None:
+                return wrapped(path)
+            content = artifacts.read(Ref(Kind.DYNAMO_PACKAGE, _package_key(path)), _package_file(instance, path))
+            if content is None:
+                raise RefusedArtifactError(f"safecache: {events.refusals()[-1]}")
+            with compiles.scope(pinned=(Kind.DYNAMO_PACKAGE, content)):
+                return wrapped(path)
+
+    return load(*args, **kwargs)
+
+
+@hook(
+    "torch._dynamo.package:DiskDynamoCache.load",
+    "self, fn",
+    verifies=True,
+    why="The key is only a function's name and first line, so a function from another file gets a false cache hit.",
+    issue="https://github.com/pytorch/pytorch/blob/v2.15.0/torch/_dynamo/package.py#L1503",
+)
+def load_package(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    """DiskDynamoCache.load: a refused entry is a miss, and so is one of another function."""
+
+    def find(fn: Callable[..., Any]) -> Any:
+        key = sys.modules["torch._dynamo.package"].CompilePackage.source_id_from_fn(fn)
+        with events.propagate_strict():
+            root = os.path.dirname(instance.path_prefix())
+            content = artifacts.read(Ref(Kind.DYNAMO_PACKAGE, _package_key(key), root), _package_file(instance, key))
+            if content is None or (content and not _is_of(fn, key, content, _package_file(instance, key))):
+                return None
+            with compiles.scope(pinned=(Kind.DYNAMO_PACKAGE, content)):
+                found = wrapped(fn)
+            return None if found is None or _is_crashing(found, _package_file(instance, key), root) else found
+
+    return find(*args, **kwargs)
+
+
+def _is_crashing(package: Any, path: str, root: str) -> bool:
+    """Whether processes have died of a graph in it; reported, if so. Torch fails if it does not load later."""
+    found = (artifacts.load_refusal(getattr(each, "content", None), root) for each in package.backends.values())
+    refusal = next(filter(None, found), None)
+    if refusal is not None:
+        report.refuse(refusal, Kind.DYNAMO_PACKAGE, path, "The function is compiled anew.")
+    return refusal is not None
+
+
+def _is_of(fn: Callable[..., Any], key: str, content: bytes, path: str) -> bool:
+    """Whether the entry is of this very function: torch's key is only its name and first line, whatever the file."""
+    innermost = sys.modules["torch._dynamo.eval_frame"].innermost_fn(fn)
+    here = provenance.digest_code(innermost.__code__, of=innermost.__module__, line=True)
+    there = artifacts.sealed_provenance(Kind.DYNAMO_PACKAGE, _package_key(key), content).get(_FUNCTION)
+    if there == here:
+        return True
+    evidence = "it is of another function of the same name, in the same line" if there else "it does not say of which"
+    report.refuse(Refusal(Reason.KEY_DIFFERS, evidence), Kind.DYNAMO_PACKAGE, path, "The function is compiled.")
+    return False
+
+
+def _package_key(path: str) -> str:
+    return os.path.basename(os.path.normpath(path))
+
+
+def _package_file(store: Any, path: str) -> str:
+    return os.path.join(store.path_prefix(), path, "entry")
+
+
+@hook(
+    "torch._dynamo.pgo:get_local_code_state",
+    "cache_key",
+    verifies=True,
+    why="Stock torch unpickles whatever profile lies in the cache, and one of a wrong type ends the compile.",
+    issue="https://github.com/pytorch/pytorch/blob/v2.15.0/torch/_dynamo/pgo.py#L827",
+)
+def get_local_code_state(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    """get_local_code_state: a refused profile is a miss."""
+
+    def get(cache_key: str) -> Any:
+        path = _pgo().code_state_path(cache_key)
+        if path is None:
+            return wrapped(cache_key)
+        with events.propagate_strict():
+            root = os.path.dirname(os.path.dirname(path))
+            content = artifacts.read(Ref(Kind.PGO_STATE, cache_key, root), path)
+            if content is None:
+                return None
+            with compiles.scope(pinned=(Kind.PGO_STATE, content)):
+                return wrapped(cache_key)
+
+    return get(*args, **kwargs)
+
+
+@hook(
+    "torch._dynamo.pgo:lookup_remote_cache_entry",
+    "remote_cache, cache_key, event_name=",
+    verifies=True,
+    why="Stock torch unpickles whatever profile the remote cache returns, so whoever can write there executes code "
+    "here.",
+    issue="https://github.com/pytorch/pytorch/blob/v2.15.0/torch/_dynamo/pgo.py#L868",
+)
+def lookup_remote_cache_entry(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    """lookup_remote_cache_entry: a refused profile is a miss."""
+
+    def lookup(remote_cache: Any, *rest: Any, **named: Any) -> Any:
+        with events.propagate_strict():
+            return wrapped(artifacts.VerifiedRemote(remote_cache, Kind.PGO_STATE), *rest, **named)
+
+    return lookup(*args, **kwargs)
+
+
+@hook(
+    "torch._dynamo.pgo:put_local_code_state",
+    "cache_key",
+    verifies=True,
+    why="Stock torch writes the profile without a signature, and an exception from pickling or writing it ends the "
+    "compile.",
+    issue="https://github.com/pytorch/pytorch/blob/v2.15.0/torch/_dynamo/pgo.py#L1029",
+)
+def put_local_code_state(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> None:
+    """put_local_code_state: sealed, and copied to the shared level if there is one."""
+
+    def put(cache_key: str) -> None:
+        wrapped(cache_key)
+        path = _pgo().code_state_path(cache_key)
+        if path is not None:
+            directories.propagate_file(CodeFile(path, kind=Kind.PGO_STATE), key=cache_key)
+
+    put_code_state(put, instance, args, kwargs)
+
+
+@hook(
+    "torch._dynamo.pgo:put_remote_code_state",
+    "cache_key, extra_code_state=",
+    verifies=True,
+    why="Stock torch uploads the profile without a signature, and an exception from pickling or storing it ends the "
+    "compile.",
+    issue="https://github.com/pytorch/pytorch/blob/v2.15.0/torch/_dynamo/pgo.py#L1071",
+)
+def put_code_state(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> None:
+    """put_remote_code_state and put_local_code_state: sealed; not written if there is no key to seal it."""
+
+    def put(cache_key: str, *rest: Any, **named: Any) -> None:
+        if saving.can_seal(Kind.PGO_STATE):
+            with saving.guard_save(Ref(Kind.PGO_STATE, cache_key), _pgo()._CODE_STATE):
+                wrapped(cache_key, *rest, **named)
+
+    put(*args, **kwargs)
+
+
+def _pgo() -> Any:
+    return sys.modules["torch._dynamo.pgo"]

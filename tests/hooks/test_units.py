@@ -1,0 +1,256 @@
+"""Units of hooks are described once, are left off by name, and can be those of other packages."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+from conftest import NEEDS_TORCH, SOURCE
+
+from safecache.patching import units
+from safecache.patching.activation import list_hooks
+from safecache.testing import isolated
+
+NAMES = [unit.name for unit in units.UNITS]
+LINK = re.compile(r"https://github\.com/[\w-]+/[\w-]+/((issues|pull)/\d+|blob/v\d+\.\d+\.\d+/[\w/.]+(#L\d+)?)")
+
+
+def needing(name):
+    """The unit, and those that need it."""
+    found = {name}
+    while True:
+        more = {unit.name for unit in units.UNITS if found.intersection(unit.needs)} - found
+        if not more:
+            return sorted(found)
+        found |= more
+
+
+def test_table_names_the_modules_that_hooks_are_on():
+    """It is read before the hooks are imported."""
+    described = {}
+    for _, hook in list_hooks():
+        described.setdefault(hook.function.__module__, set()).add(hook.module)
+    assert described == {name: set(on) for unit in units.UNITS for name, on in unit.modules.items()}
+
+
+def test_units_have_names_of_their_own_and_say_what_they_need_and_what_is_lost():
+    assert len(set(NAMES)) == len(NAMES) and {name for unit in units.UNITS for name in unit.needs} <= set(NAMES)
+    assert all(re.fullmatch(r"[a-z]+(_[a-z]+)*", name) for name in NAMES)
+    assert all(unit.lost[0].isupper() or unit.lost.startswith("vLLM") for unit in units.UNITS)
+    assert all(unit.lost.endswith(".") for unit in units.UNITS)
+
+
+@pytest.mark.parametrize("hook", [hook for _, hook in list_hooks()], ids=lambda hook: f"{hook.label}-{hook.name}")
+def test_hook_says_which_defect_it_answers_with_a_link(hook):
+    assert len(hook.why.split()) <= 25 and hook.why.endswith(".") and LINK.fullmatch(hook.issue)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_unit_that_is_left_off_leaves_stock_objects_and_all_others_on(fake, name):
+    off = needing(name)
+    fake(
+        f"""
+        import_all()
+        before = snapshot()
+        import safecache
+        found = {{}}
+        for hook in safecache.status():
+            found.setdefault(hook.unit, set()).add(str(hook.state))
+        for unit, states in found.items():
+            assert states <= ({{"switched off"}} if unit in {off} else {{"active"}}) | {{"not for this torch"}}, (unit, states)
+        on = {{hook.name for hook in safecache.status() if hook.state == "active"}}
+        changed = {{".".join(key) for key in differences(before, snapshot())}}
+        assert changed == on, changed ^ on
+        """,
+        SAFECACHE_DISABLE=" , ".join(off),
+    )
+
+
+def test_unit_is_left_off_and_on_again_by_activation(fake):
+    fake(
+        """
+        import os
+        import_all()
+        before = snapshot()
+        os.environ["SAFECACHE_DISABLE"] = "vllm"
+        import safecache
+        some = differences(before, snapshot())
+        os.environ["SAFECACHE_DISABLE"] = ""
+        safecache.activate()
+        assert all_are("active") and len(differences(before, snapshot())) == len(some) + 6
+        os.environ["SAFECACHE_DISABLE"] = "vllm"
+        safecache.activate()
+        assert differences(before, snapshot()) == some
+        safecache.deactivate()
+        assert differences(before, snapshot()) == []
+        """
+    )
+
+
+def test_unit_that_another_needs_is_not_left_off_alone(fake):
+    fake(
+        """
+        try:
+            import safecache
+        except ValueError as error:
+            assert type(error).__name__ == "ConfigError"
+            assert str(error) == "SAFECACHE_DISABLE='export' is not allowed alone: use it with aot_inductor, which need it"
+        else:
+            raise AssertionError("accepted")
+        """,
+        SAFECACHE_DISABLE="export",
+    )
+
+
+def test_name_of_no_unit_is_refused_with_those_there_are(fake):
+    fake(
+        """
+        try:
+            import safecache
+        except ValueError as error:
+            assert str(error).startswith("SAFECACHE_DISABLE='vlm' is not allowed: use units of "), error
+            assert "remote_caches" in str(error) and "vllm" in str(error)
+        else:
+            raise AssertionError("accepted")
+        """,
+        SAFECACHE_DISABLE="vlm",
+    )
+
+
+UNIT = """
+from safecache.patching.hook import hook
+from safecache.patching.units import Unit
+
+UNIT = Unit("acme", {"hooks": ("acme_jit",)}, "Kernels of Acme are loaded unverified.", package="acme_safecache")
+"""
+HOOKS = """
+from safecache.patching.hook import hook
+
+@hook(
+    "acme_jit:load",
+    "path",
+    verifies=True,
+    why="Acme loads what it finds.",
+    issue="https://github.com/acme/jit/issues/1",
+)
+def load(wrapped, instance, args, kwargs):
+    return "verified " + wrapped(*args, **kwargs)
+"""
+
+
+@pytest.fixture
+def acme(tmp_path):
+    """A package with a cache, and another with a unit for it, both installed."""
+    place = tmp_path / "installed"
+    for name, text in {
+        "acme_jit.py": "def load(path): return path\n",
+        "acme_safecache/__init__.py": UNIT,
+        "acme_safecache/hooks.py": HOOKS,
+        "acme_safecache-1.dist-info/METADATA": "Metadata-Version: 2.1\nName: acme-safecache\nVersion: 1\n",
+        "acme_safecache-1.dist-info/entry_points.txt": f"[{units.GROUP}]\nacme = acme_safecache:UNIT\n",
+    }.items():
+        (place / name).parent.mkdir(parents=True, exist_ok=True)
+        (place / name).write_text(text)
+    return place
+
+
+IMPORT = "import sys; sys.path.insert(0, {!r}); import safecache, acme_jit, torch, torch._inductor.codecache; "
+
+
+def test_unit_of_another_package_is_on_with_ours(fake, acme):
+    fake(
+        f"""
+        {IMPORT.format(str(acme))}
+        assert acme_jit.load("a") == "verified a"
+        found = [hook for hook in safecache.status() if hook.unit == "acme"]
+        assert [(hook.name, hook.state) for hook in found] == [("acme_jit.load", "active")], found
+        safecache.deactivate()
+        assert acme_jit.load("a") == "a"
+        """
+    )
+
+
+def test_unit_of_another_package_is_left_off_by_its_name(fake, acme):
+    fake(
+        f"""
+        {IMPORT.format(str(acme))}
+        assert acme_jit.load("a") == "a"
+        assert [str(hook.state) for hook in safecache.status() if hook.unit == "acme"] == ["switched off"]
+        """,
+        SAFECACHE_DISABLE="acme",
+        PYTHONPATH=os.pathsep.join(map(str, (acme, SOURCE))),
+    )
+
+
+BROKEN = {
+    "raises": ("raise RuntimeError('no')", "RuntimeError: no"),
+    "is no unit": ("UNIT = 1", "TypeError: acme_safecache:UNIT is no safecache.patching.units.Unit of this name"),
+}
+
+
+@pytest.mark.parametrize("how", BROKEN)
+def test_unit_that_cannot_be_loaded_stands_down_alone(fake, acme, how):
+    text, why = BROKEN[how]
+    (acme / "acme_safecache" / "__init__.py").write_text(text)
+    said = fake(
+        f"""
+        {IMPORT.format(str(acme))}
+        assert acme_jit.load("a") == "a"
+        import_all()
+        assert all_are("active"), states()
+        """,
+        loud=True,
+    )
+    assert [line for line in said.warnings if f"the unit acme stands down: {why}" in line] == said.warnings != []
+
+
+def test_strict_mode_does_not_start_without_a_unit_that_is_installed(fake, acme):
+    (acme / "acme_safecache" / "__init__.py").write_text("raise RuntimeError('no')")
+    fake(
+        f"""
+        from safecache.errors import VerifierError
+        try:
+            {IMPORT.format(str(acme))}
+        except VerifierError as error:
+            assert "acme" in str(error), error
+        else:
+            raise AssertionError("started")
+        """,
+        loud=True,
+        SAFECACHE_STRICT="1",
+    )
+
+
+PROGRAM = """
+import json, safecache, torch
+given = torch.ones(5, 3, requires_grad=True)
+found = torch.compile(lambda x: torch.relu(x * 3) @ x.T)(given).sum()
+found.backward()
+print(json.dumps([found.item(), safecache.stats()]))
+"""
+
+
+@NEEDS_TORCH
+@pytest.mark.parametrize("name", NAMES)
+def test_what_stays_on_saves_and_verifies_without_the_unit(name, tmp_path):
+    """In the real torch: no warning, no error, and no entry that nothing takes."""
+    environment = os.environ | isolated(tmp_path) | {"SAFECACHE_DISABLE": ",".join(needing(name))}
+    environment |= {"TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0", "PYTHONPATH": str(SOURCE)}
+
+    def run():
+        command = [sys.executable, "-c", PROGRAM]
+        done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0 and "safecache:" not in done.stderr, done.stderr
+        value, counters = json.loads(done.stdout)
+        assert value == 225.0
+        return counters
+
+    cold, warm = run(), run()
+    if name == "inductor":
+        assert cold == warm == {}
+    else:
+        assert cold["saved"] == warm["verified"] and "saved" not in warm and "refused" not in warm, (cold, warm)
