@@ -68,7 +68,7 @@ class Compile(threading.local):
     # Of features: the flights.scopes that it compiles in, and whether it may wait there; the trials.first_runs trial;
     # a tuning whose configurations are shared out; the tunings of isolation, the one whose turn it is, whether a kernel
     # is only asked for, and what was made for this triton.compile() before it began; a server's model, and what it was
-    # configured with; the lines of a key, where they are wanted; what a call of compile_fx has hit that is of a sample.
+    # configured with; the lines of a key, where they are wanted.
     flights: tuple[Any, ...] = ()
     waits = True
     trial: Any = None
@@ -80,8 +80,6 @@ class Compile(threading.local):
     served: Mapping[str, str] = MappingProxyType({})
     served_with: Mapping[str, str] = MappingProxyType({})
     key_lines: list[str] | None = None
-    hits: list[Any] | None = None
-    sampled_calls = 0
 
 
 current = Compile()

@@ -35,13 +35,14 @@ def _start(settings: Config) -> None:
 
 def plug() -> None:
     """Have the features hear and answer the core from now on."""
-    from safecache import packs, ports, verification
+    from safecache import packs, ports
     from safecache.explain import torch_keys
     from safecache.flights import scopes
     from safecache.history import lookups
     from safecache.isolation import asked
     from safecache.omitted import fingerprints, surroundings
     from safecache.ports import observe, plugs
+    from safecache.recompile_check import checks
     from safecache.remote import tier
     from safecache.trials import first_runs
     from safecache.upkeep import limits
@@ -60,7 +61,7 @@ def plug() -> None:
     plugs.load_guard = first_runs
     plugs.single_flight = scopes
     plugs.compiler = asked
-    plugs.check_hits = verification.check_hits
+    plugs.hit_check = checks
     plugs.acquire_lease = tier.acquire_lease
     plugs.tiers.add(packs)
     plugs.tiers.add(tier)

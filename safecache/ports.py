@@ -21,7 +21,7 @@ __all__ = [
     "File",
     "Flight",
     "Found",
-    "Hit",
+    "HitCheck",
     "KernelRequest",
     "KeyPart",
     "LeftToOthers",
@@ -78,12 +78,6 @@ class Found(NamedTuple):
     ref: Ref
     content: bytes
     origin: str
-
-
-class Hit(NamedTuple):
-    """A lookup that is no part of another has found these: an entry before those that it refers to."""
-
-    found: list[Found]
 
 
 class Saved(NamedTuple):
@@ -298,6 +292,18 @@ class Flight(Protocol):
         """It has been found: nothing is compiled."""
 
 
+class HitCheck(Protocol):
+    """Has some of what is found compiled again where it would be used, to be compared with what is saved then."""
+
+    def hides(self, found: Sequence[Found]) -> bool:
+        """Whether torch is to miss what a lookup has found: an entry before those that it refers to."""
+        return False
+
+    def is_new(self, ref: Ref, content: bytes) -> bool:
+        """Whether an entry is to be saved: not if it is what was hidden under its key."""
+        return True
+
+
 class SingleFlight(Protocol):
     """Who compiles what is missing, and who waits for it."""
 
@@ -350,8 +356,8 @@ class Plugs:
     """What features have plugged in, and the core asks; each may be a module. Without them the core works as well.
 
     ``why_missed``: of a key and the name of its graph or kernel, why it is not there. ``compile_seconds``: of the same,
-    how long the compile took when it was last saved there; 0 where nobody knows. ``check_hits``: stands around a call
-    of compile_fx, given its arguments. ``stats``: how often each thing happened in this process.
+    how long the compile took when it was last saved there; 0 where nobody knows. ``stats``: how
+    often each thing happened in this process.
 
     ``acquire_lease``: takes the lease on a key among the hosts, and waits for others at most as long as its function
     says. Returns what releases it, None if it cannot be had, and the seconds that were waited.
@@ -361,11 +367,11 @@ class Plugs:
         self.why_missed: Callable[[Ref, str], Reason] = lambda *_: Reason.NEVER_SEEN
         self.compile_seconds: Callable[[Ref, str], float] = lambda *_: 0.0
         self.stats: Callable[[], dict[str, int]] = counters
-        self.check_hits: Callable[..., AbstractContextManager[None]] = lambda *_: nullcontext()
         self.acquire_lease: Callable[[Ref, Callable[[], float]], tuple[Callable[[], None] | None, float]]
         self.acquire_lease = lambda *_: (None, 0.0)
         self.tiers = Tiers()
         self.compiler: Compiler = _answer_alone(Compiler)
+        self.hit_check: HitCheck = _answer_alone(HitCheck)
         self.key_part: KeyPart = _answer_alone(KeyPart)
         self.load_guard: LoadGuard = _answer_alone(LoadGuard)
         self.single_flight: SingleFlight = _answer_alone(SingleFlight)

@@ -45,7 +45,7 @@ _SERVICE = ["tests/isolation/test_service.py", *_KILLS]
 _FLIGHTS = ["tests/flights/test_leases.py", "tests/flights/test_each_call.py"]
 _COMPILING = ["tests/crashes/test_worker_results.py", "tests/crashes/test_compiling_ahead.py"]
 _COMPILING += ["tests/crashes/test_confirmation.py"]
-_VERDICTS = ["tests/verification/test_verdicts.py"]
+_VERDICTS = ["tests/recompile_check/test_verdicts.py"]
 # The tests of each module, without torch, those that are most about it first.
 TESTS = {
     "store/entry_files": _STORE,
@@ -66,9 +66,8 @@ TESTS = {
     "trials/markers": ["tests/trials/test_markers.py"],
     "trials/strikes": ["tests/trials/test_markers.py"],
     "trials/evidence": ["tests/trials/test_markers.py"],
-    "verification/verdicts": _VERDICTS,
-    "verification/evidence": _VERDICTS,
-    "verification/guardian": ["tests/verification/test_guardian.py", "tests/verification/test_queue.py"],
+    "recompile_check/verdicts": _VERDICTS,
+    "recompile_check/evidence": _VERDICTS,
     "omitted/functions": ["tests/omitted/test_functions.py"],
     "omitted/surroundings": ["tests/omitted/test_servers.py"],
     "flights/tuning": ["tests/flights/test_tunings.py"],

@@ -16,16 +16,23 @@ from safecache.cli.arguments import DIRECTORY_HELP, add_json
 from safecache.cli.run import environment_for_children
 from safecache.errors import printable
 from safecache.places import layout
+from safecache.recompile_check import audits
+from safecache.recompile_check.audits import Recompiled
 from safecache.settings import config
 from safecache.tiers import levels
-from safecache.verification import audits
-from safecache.verification.audits import Recompiled
 
 __all__ = ["add", "run"]
 
 # What would have the program find what it is to compile, or compare it itself.
 _WITHOUT = (
-    *("SAFECACHE_VERIFY", "SAFECACHE_MUST_HIT", "SAFECACHE_LOWER", "SAFECACHE_LOCAL", "SAFECACHE_REMOTE"),
+    *(
+        "SAFECACHE_RECOMPILE_SAMPLE",
+        "SAFECACHE_VERIFY",
+        "SAFECACHE_MUST_HIT",
+        "SAFECACHE_LOWER",
+        "SAFECACHE_LOCAL",
+        "SAFECACHE_REMOTE",
+    ),
     *("TRITON_CACHE_DIR", "_SAFECACHE_REDIRECTED"),
 )
 

@@ -288,6 +288,8 @@ def write(ref: Ref, content: bytes) -> None:
     if seal.split(content) is None:
         problem = keyring.current().problem or "it was not sealed"
         return _not_written(SaveAborted(Reason.NO_KEY, problem, cause=problem, remedy=_KEY_REMEDY), ref)
+    if not plugs.hit_check.is_new(ref, content):
+        return None
     file = ref.file(layout.entry_name(content))
     try:
         entry_files.publish(file.path, content, ref.root)

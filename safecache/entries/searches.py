@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from safecache import compiles, ports
 from safecache.errors import MissError
 from safecache.places.refs import Ref
-from safecache.ports import Found, Hit, Lookup, Outcome, Refused
+from safecache.ports import Found, Lookup, Outcome, Refused
 from safecache.reporting import boundary, events, graph_names
 from safecache.reporting.kinds import Kind, Reason
 from safecache.session import Part, inherit
@@ -62,6 +62,11 @@ class Search:
         if reason is not Reason.ENTRY_MISSING:
             _refused.now.setdefault((self.ref.kind, self.ref.key), (reason, detail))
 
+    def is_hidden(self) -> bool:
+        """Whether torch is to compile what this has found, to compare both."""
+        is_for_use = not compiles.current.only_looks and not config.current().must_hit
+        return is_for_use and ports.plugs.hit_check.hides(self.found)
+
     @property
     def is_taken(self) -> bool:
         """Whether torch has a candidate that it has not passed over."""
@@ -87,9 +92,7 @@ class Search:
         """It has found what it was for. Raises MissError for a miss inside of it that torch has swallowed."""
         _refused.now.pop((self.ref.kind, self.ref.key), None)
         # That of a graph within an AOTAutograd entry is part of the entry's.
-        if self._outer is None:
-            ports.tell(Hit(self.found))
-        else:
+        if self._outer is not None:
             self._outer.found += self.found
         _raise(self._end(Outcome.HIT, None, ""))
 

@@ -94,15 +94,12 @@ def try_load(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any)
     with events.propagate_strict(), graph_names.lookup(given), graph, search_for as search:
         installation.ensure_cache()
         saving.begin()
-        result, is_dropped = compile_scopes.agreed(
-            Kind.AOT_ENTRY,
+        result, dropped = compile_scopes.agreed(
+            search,
             lambda: _load(wrapped, args, kwargs),
             lambda found: _loaded(found, given)[0] is not None,
         )
-        if is_dropped:
-            search.missed(compile_scopes.OTHER_RANK)
-        else:
-            _end(search, result, given)
+        _end(search, result, given, dropped)
         return result
 
 
@@ -117,7 +114,7 @@ def _load(wrapped: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         return wrapped(*args, **kwargs)
 
 
-def _end(search: Search, result: Any, given: Any) -> None:
+def _end(search: Search, result: Any, given: Any, dropped: tuple[Reason, str] | None) -> None:
     """Record how the lookup ended. ``result``: what torch loaded, from 2.13 on together with its configuration.
 
     The configuration holds the cache key that torch will save under, unless it bypasses the cache.
@@ -132,10 +129,14 @@ def _end(search: Search, result: Any, given: Any) -> None:
     tell(Compiling(Ref(Kind.AOT_ENTRY, key or ""), compiles.current.graph, graph_names.of_lookup))
     if key is None:
         search.bypassed(Reason.UPSTREAM_BYPASS, search.declined or "torch could not use the entry that it found")
-    elif search.is_taken and getattr(_autograd_cache().config, "_sync_cache_decision_cross_ranks", False):
+    elif (
+        dropped is None
+        and search.is_taken
+        and getattr(_autograd_cache().config, "_sync_cache_decision_cross_ranks", False)
+    ):
         search.missed(compile_scopes.OTHER_RANK)
     else:
-        search.missed()
+        search.missed(dropped)
 
 
 def _loaded(result: Any, given: Any) -> tuple[Any, Any]:

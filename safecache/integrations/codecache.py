@@ -89,26 +89,23 @@ def load_with_key(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs:
         name = partial(graph_names.of_graph, is_backward=is_backward)
         with searches.track_lookup(Ref(Kind.FX_ENTRY, key), name) as search:
             # A graph with guards of its own is part of an AOTAutograd entry, which is then compiled as a whole.
-            is_part, is_dropped = evaluate_guards is not None, False
+            is_part, dropped = evaluate_guards is not None, None
             if is_part:
                 result = wrapped(*args, **kwargs)
             else:
-                result, is_dropped = compile_scopes.agreed(
-                    Kind.FX_ENTRY, lambda: wrapped(*args, **kwargs), lambda found: found[0] is not None
+                result, dropped = compile_scopes.agreed(
+                    search, lambda: wrapped(*args, **kwargs), lambda found: found[0] is not None
                 )
             graph, info = result
             if graph is not None:
                 search.hit()
                 return result
-            if is_dropped:
-                search.missed(compile_scopes.OTHER_RANK)
-                return result
             if not is_part:
                 tell(Compiling(search.ref, compiles.current.graph, name, debug_lines))
-            if search.is_taken and info.get("cache_status_detailed") == "guard_miss":
+            if dropped is None and search.is_taken and info.get("cache_status_detailed") == "guard_miss":
                 search.missed((Reason.GUARD_FAILED, "Triton's external libraries, such as libdevice, are others"))
             else:
-                search.missed()
+                search.missed(dropped)
         return result
 
     return load(*args, **kwargs)

@@ -10,6 +10,7 @@ from datetime import timedelta
 from typing import Any
 
 from safecache import compiles
+from safecache.entries.searches import Search
 from safecache.patching.hook import hook
 from safecache.ports import plugs
 from safecache.reporting import events, waits
@@ -19,6 +20,7 @@ from safecache.session import Part, inherit
 __all__ = ["OTHER_RANK", "agreed", "compile_fx", "compile_fx_inner", "convert"]
 
 # Why a rank misses that has found what it was for.
+_SAMPLED = (Reason.SAMPLED, "SAFECACHE_RECOMPILE_SAMPLE")
 OTHER_RANK = (Reason.OTHER_RANK_MISSED, "all ranks compile where one does")
 # A rank that has waited still has as long again to compile, before the others think that it hangs.
 _SHARE = 0.5
@@ -54,8 +56,7 @@ def compile_fx(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: An
             sys.modules["torch"].is_grad_enabled()
             and any(getattr(each, "requires_grad", False) for each in example_inputs_)
         )
-        sample = plugs.check_hits(model_, example_inputs_, rest, named)
-        with plugs.single_flight.compile_scope(Kind.AOT_ENTRY, _most(), waits=waits), sample:
+        with plugs.single_flight.compile_scope(Kind.AOT_ENTRY, _most(), waits=waits):
             return wrapped(*args, **kwargs)
 
     return compile(*args, **kwargs)
@@ -125,21 +126,27 @@ def _collectives(group: Any) -> int:
 waits.set_group(_find_group)
 
 
-def agreed(kind: Kind, look: Callable[[], Any], is_hit: Callable[[Any], bool]) -> tuple[Any, bool]:
-    """What ``look`` finds, and whether that is nothing only because another rank lacks it.
+def agreed(
+    search: Search, look: Callable[[], Any], is_hit: Callable[[Any], bool]
+) -> tuple[Any, tuple[Reason, str] | None]:
+    """What ``look`` finds; and why that is nothing, if it has found something.
 
     Ranks that meet in a compile agree. Raises what ``look`` does, once the others know that this one has to compile.
     """
+    kind = search.ref.kind
     try:
         found = look()
     except Exception:
         _all_hit(False, kind)
         raise
     hit = is_hit(found)
-    if _all_hit(hit, kind) or not hit:
-        return found, False
+    # Torch's own collective would wait for ranks that do not look again.
+    agrees = kind is Kind.AOT_ENTRY and _group() is not None and _is_set(_OWN_AGREEMENT)
+    hidden = hit and not agrees and search.is_hidden()
+    if _all_hit(hit and not hidden, kind) or not hit:
+        return found, None
     with compiles.scope(missing=kind):
-        return look(), True
+        return look(), _SAMPLED if hidden else OTHER_RANK
 
 
 # Seconds for which the other ranks are waited for: longer than lookups differ, as all of them have just begun.

@@ -68,6 +68,7 @@ class Reason(Enum):
     EVICTED = "evicted"
     GUARD_FAILED = "guard failed"
     OTHER_RANK_MISSED = "other rank missed"
+    SAMPLED = "sampled"
     UPSTREAM_BYPASS = "upstream bypass"
     DISABLED = "disabled"
     LOOKUP_FAILED = "lookup failed"

@@ -58,13 +58,14 @@ _SILENT = frozenset(
         Reason.EVICTED,
         Reason.GUARD_FAILED,
         Reason.OTHER_RANK_MISSED,
+        Reason.SAMPLED,
         Reason.UPSTREAM_BYPASS,
         Reason.DISABLED,
         Reason.LOOKUP_FAILED,
     }
 )
 # A crash, or an exception, is raised as what it is, and what is compiled in this process works as in stock. Without its
-# remote a cache is whole: what is missing is compiled. What is compiled again is in no thread that could raise it.
+# remote a cache is whole: what is missing is compiled. Of what is compiled again the new is used.
 _NEVER_RAISED = _SILENT | {
     Reason.STOOD_DOWN,
     Reason.KEY_REFUSED,

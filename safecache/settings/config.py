@@ -23,6 +23,7 @@ __all__ = [
     "is_pack",
     "is_switched_off",
     "isolate",
+    "job_id",
     "load",
     "metrics_directory",
     "multiprocess_directory",
@@ -98,7 +99,7 @@ class Config:
     compile_timeout: float | None
     compile_memory: int | None
     assume_unchanged: tuple[str, ...]
-    verify: float
+    recompile_sample: float
     explain: bool
     metrics: bool
     config_home: str | None
@@ -129,7 +130,7 @@ def load(environ: Mapping[str, str]) -> Config:
     """
     values: dict[str, Any] = {}
     for setting in SETTINGS:
-        text = environ.get(setting.variable, "")
+        text = environ.get(setting.variable, "") or environ.get(setting.alias, "")
         try:
             values[setting.name] = setting.parse(text) if text else setting.default
         except ValueError:
@@ -301,6 +302,14 @@ def flydsl_directory() -> tuple[str, bool]:
 def set_flydsl_directory(directory: str) -> None:
     """Make FlyDSL keep its kernels in ``directory``, in this process and its children."""
     os.environ[_FLYDSL_DIRECTORY] = os.environ[_OUR_FLYDSL_DIRECTORY] = directory
+
+
+def job_id() -> str:
+    """What all ranks of a job have in common, and other jobs, or the next day's, have not; of one process, its run."""
+    if not rank():
+        return run_id()
+    meeting = (os.environ.get(name, "") for name in ("MASTER_ADDR", "MASTER_PORT"))
+    return ":".join((*meeting, time.strftime("%Y%m%d", time.gmtime())))
 
 
 def rank() -> str:

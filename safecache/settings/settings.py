@@ -167,10 +167,21 @@ ISOLATE = "SAFECACHE_ISOLATE"
 
 
 class Setting:
-    """One row of the table: ``parse`` raises ValueError for a value that ``allowed`` does not describe."""
+    """One row of the table: ``parse`` raises ValueError for a value that ``allowed`` does not describe.
+
+    ``alias``: the variable that it was before, which counts where the new one is unset.
+    """
 
     def __init__(
-        self, *, name: str, variable: str, default: Any, parse: Callable[[str], Any], allowed: str, help: str
+        self,
+        *,
+        name: str,
+        variable: str,
+        default: Any,
+        parse: Callable[[str], Any],
+        allowed: str,
+        help: str,
+        alias: str = "",
     ) -> None:
         self.name = name
         self.variable = variable
@@ -178,6 +189,7 @@ class Setting:
         self.parse = parse
         self.allowed = allowed
         self.help = help
+        self.alias = alias
 
 
 _SECONDS = f"seconds, 0 to {LONGEST_TIME:.0f}"
@@ -533,14 +545,15 @@ SETTINGS: tuple[Setting, ...] = (
         ),
     ),
     Setting(
-        name="verify",
-        variable="SAFECACHE_VERIFY",
+        name="recompile_sample",
+        variable="SAFECACHE_RECOMPILE_SAMPLE",
+        alias="SAFECACHE_VERIFY",
         default=0.0,
         parse=share,
         allowed="a number from 0 to 1",
         help=(
-            "The share of hits that are compiled again, in a process of their own and in the background, and compared "
-            "with the entry ([how](verify.md)): `0.01` is one in a hundred."
+            "The share of hits that torch compiles nonetheless, to compare what it saves with the entry "
+            "([how](recompile_check.md)): `0.01` is one in a hundred."
         ),
     ),
     Setting(

@@ -109,7 +109,6 @@ ELSEWHERE = {
     "trials/strikes.py": "the user's own place for them",
     "trials/markers.py": "the user's own place for those of a cache that cannot be written",
     "upkeep/oci.py": "an image and its pack, in a private directory of this process",
-    "verification/guardian.py": "a private directory",
     "store/entry_files.py": "what lies above a cache, or outside: a root that is made",
     "testing/__init__.py": "what a test damages",
     "code/triton_files.py": "dumps for people, where their setting says",

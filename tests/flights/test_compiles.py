@@ -220,6 +220,24 @@ def test_rank_that_hits_compiles_with_one_that_does_not(home, new_home):
     assert total(answers, "autograd_cache_hit") == 2 and not said(answers), answers
 
 
+def test_ranks_that_meet_compile_what_is_sampled_together(home, new_home):
+    """Each has a cache of its own, and hides the same hits."""
+    configured = "torch._functorch.config._sync_decision_cross_ranks = True"
+    hosts = [home, new_home()]
+    for each in hosts:
+        with Together(each, 1, INFERENCE, configured) as processes:
+            processes.begin()
+            processes.answers()
+    prepare = "import os" + GROUP + MEETS + configured
+    settings = {"MEET": str(home.base / "meet"), "SAFECACHE_RECOMPILE_SAMPLE": "1"}
+    with Together(home, 0, INFERENCE, prepare, homes=hosts, **settings) as processes:
+        processes.begin()
+        answers = processes.answers()
+    for answer in answers:
+        assert (answer["stats"]["aot miss: sampled"], answer["stats"]["compiled alike again"]) == (1, 2), answers
+    assert not said(answers) and len({answer["y"] for answer in answers}) == 1
+
+
 def test_rank_that_does_not_come_is_not_waited_for(home):
     """With a setting by which torch itself has a rank with no collectives in its graph wait for nobody."""
     configured = (

@@ -17,7 +17,7 @@ from safecache.testing import isolated
 
 FEATURES = (
     *("explain", "flights", "history", "isolation", "metrics", "omitted", "packs", "remote", "trials"),
-    "verification",
+    "recompile_check",
 )
 PROGRAM = """
 import json, safecache, torch

@@ -28,7 +28,7 @@ CORE = {
 }
 FEATURES = {
     *("explain", "flights", "history", "isolation", "metrics", "omitted", "packs", "remote", "trials", "upkeep"),
-    "verification",
+    "recompile_check",
 }
 LIMITS = {
     "modules": 259,

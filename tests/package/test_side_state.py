@@ -21,6 +21,7 @@ from safecache.isolation import crash, crashes
 from safecache.places import layout, ours
 from safecache.places.layout import CodeFile
 from safecache.places.refs import Ref
+from safecache.recompile_check import evidence
 from safecache.remote import client, sender, stores
 from safecache.remote import leases as remote_leases
 from safecache.reporting.kinds import Kind, Reason
@@ -29,7 +30,6 @@ from safecache.store import gate
 from safecache.trials import markers, strikes
 from safecache.trials.evidence import Blame
 from safecache.upkeep import limits
-from safecache.verification import evidence
 
 __all__ = ["isolated", "settings"]
 

@@ -62,6 +62,7 @@ TABLE = {
     Reason.EVICTED: (LEFT, SILENT, None),
     Reason.GUARD_FAILED: (LEFT, SILENT, None),
     Reason.OTHER_RANK_MISSED: (LEFT, SILENT, None),
+    Reason.SAMPLED: (LEFT, SILENT, None),
     Reason.UPSTREAM_BYPASS: (LEFT, SILENT, None),
     Reason.DISABLED: (LEFT, SILENT, None),
     Reason.LOOKUP_FAILED: (LEFT, SILENT, None),

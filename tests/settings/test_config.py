@@ -70,7 +70,7 @@ DEFAULTS = {
     "SAFECACHE_EXPLAIN": False,
     "SAFECACHE_ASSUME_UNCHANGED": (),
     "SAFECACHE_DISABLE": (),
-    "SAFECACHE_VERIFY": 0.0,
+    "SAFECACHE_RECOMPILE_SAMPLE": 0.0,
     "SAFECACHE_METRICS": False,
 }
 PATHS = (
@@ -204,7 +204,7 @@ def test_what_is_allowed_spells_out_every_choice(setting):
         choices[f"SAFECACHE_{name}"] = ("seconds", "0 to 86400")
     choices["SAFECACHE_REMOTE"] = ("URL", "redis", "rediss", "valkey", "s3", "gs", "az", "https", "file")
     choices["SAFECACHE_ISOLATE"] = (*settings._TRUE, *settings._FALSE, "workers")
-    choices["SAFECACHE_VERIFY"] = ("number", "0 to 1")
+    choices["SAFECACHE_RECOMPILE_SAMPLE"] = ("number", "0 to 1")
     choices["SAFECACHE_DISABLE"] = ("names", ",")
     choices["SAFECACHE_ASSUME_UNCHANGED"] = ("names", "commas")
     choices["SAFECACHE_COMPILE_TIMEOUT"] = ("seconds", "1 to 86400")
@@ -335,7 +335,7 @@ def test_table_has_a_row_for_every_setting_with_its_default():
         "SAFECACHE_COMPILE_MEMORY": "unset",
         "SAFECACHE_ASSUME_UNCHANGED": "unset",
         "SAFECACHE_DISABLE": "unset",
-        "SAFECACHE_VERIFY": "0",
+        "SAFECACHE_RECOMPILE_SAMPLE": "0",
         "SAFECACHE_EXPLAIN": "0",
         "SAFECACHE_METRICS": "0",
     }

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import NamedTuple
 
+from safecache.recompile_check import parts
 from safecache.reporting.kinds import Kind
 from safecache.signing import trust
-from safecache.verification import parts
 
 __all__ = ["Difference", "Key", "compare", "show"]
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from verification.programs import Program
+from recompile_check.programs import Program
 
 pytestmark = pytest.mark.default_release
 

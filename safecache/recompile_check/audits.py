@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 from safecache.files import opening, private_directory
 from safecache.places import layout
+from safecache.recompile_check import comparison, evidence
+from safecache.recompile_check.comparison import Difference, Key
 from safecache.store import entry_files
-from safecache.verification import comparison, evidence
-from safecache.verification.comparison import Difference, Key
 
 __all__ = ["Differing", "Recompiled", "recompile"]
 

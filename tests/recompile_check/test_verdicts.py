@@ -18,12 +18,14 @@ from helpers.listed import entry
 from safecache import session
 from safecache.files import folders
 from safecache.history import run_summary
+from safecache.places.refs import Ref
+from safecache.ports import Found
+from safecache.recompile_check import evidence, verdicts
+from safecache.recompile_check.comparison import Difference
 from safecache.reporting import events
 from safecache.reporting.kinds import Kind
 from safecache.settings import config
 from safecache.testing import failing
-from safecache.verification import evidence, verdicts
-from safecache.verification.comparison import Difference
 
 DIFFERENCES = [Difference("source_code", "-a\n+b")]
 
@@ -40,7 +42,7 @@ def hit(cache, monkeypatch):
     """A sealed entry that was hit."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(cache.root))
     path = entry(cache, "a")
-    return verdicts.Entry((Kind.AOT_ENTRY, key("a", "a")), path.read_bytes(), str(path), str(cache.root))
+    return Found(Ref(Kind.AOT_ENTRY, key("a", "a"), str(cache.root)), path.read_bytes(), str(path))
 
 
 def kept(cache):
@@ -54,21 +56,21 @@ def aside(cache):
 
 def test_both_are_kept_and_the_entry_is_set_aside_but_not_twice(cache, hit, caplog):
     caplog.set_level(logging.DEBUG, "safecache")
-    place = Path(verdicts.differs(hit, b"made", DIFFERENCES))
+    place = Path(verdicts.report_difference(hit, b"made", DIFFERENCES))
     assert kept(cache) == [place]
     assert (place / "in_the_cache.entry").read_bytes() == hit.content
     assert (place / "compiled_now.entry").read_bytes() == b"made"
     assert (place / "difference.txt").read_text() == "source_code:\n-a\n+b"
     report = json.loads((place / "report.json").read_text())
-    assert (report["kind"], report["cache_key"], report["path"]) == ("aot_autograd", hit.key[1], hit.path)
+    assert (report["kind"], report["cache_key"], report["path"]) == ("aot_autograd", hit.ref.key, hit.origin)
     [moved] = aside(cache)
-    assert moved.read_bytes() == hit.content and not os.path.exists(hit.path)
-    assert f"AOTAutograd entry {hit.path} is compiled otherwise now" in caplog.text
+    assert moved.read_bytes() == hit.content and not os.path.exists(hit.origin)
+    assert f"AOTAutograd entry {hit.origin} is compiled otherwise now" in caplog.text
     assert str(place) in caplog.text and f"moved to {moved}" in caplog.text and "+b" in caplog.text
 
     entry(cache, "a")
-    assert verdicts.differs(hit, b"made", DIFFERENCES) == ""
-    assert os.path.exists(hit.path) and aside(cache) == [moved]
+    assert verdicts.report_difference(hit, b"made", DIFFERENCES) == ""
+    assert os.path.exists(hit.origin) and aside(cache) == [moved]
     assert "It has differed before, and is left" in caplog.messages[-1]
     assert events.counters() == {"compiled otherwise now": 2, "quarantined": 1}
     assert [each.levelname for each in caplog.records] == ["WARNING", "DEBUG"], "said once"
@@ -78,19 +80,19 @@ def test_both_are_kept_and_the_entry_is_set_aside_but_not_twice(cache, hit, capl
 @pytest.mark.parametrize("is_all", [False, True])
 def test_full_disk_costs_the_evidence_and_no_more(cache, hit, caplog, call, is_all):
     with failing(call, "ENOSPC", below=cache.root / ".safecache" / ("" if is_all else "differences")):
-        assert verdicts.differs(hit, b"made", DIFFERENCES) == ""
+        assert verdicts.report_difference(hit, b"made", DIFFERENCES) == ""
     assert "Nothing could be kept as evidence: No space left on device." in caplog.text
     assert kept(cache) == [], "nothing half"
-    [after] = [*aside(cache), *([Path(hit.path)] if os.path.exists(hit.path) else [])]
+    [after] = [*aside(cache), *([Path(hit.origin)] if os.path.exists(hit.origin) else [])]
     assert after.read_bytes() == hit.content
     assert is_all or str(after) in caplog.text
     # With room again, it is kept.
-    assert verdicts.differs(hit, b"made", DIFFERENCES) == str(kept(cache)[0])
+    assert verdicts.report_difference(hit, b"made", DIFFERENCES) == str(kept(cache)[0])
 
 
 def test_entry_that_lies_nowhere_is_told_by_its_key(hit, caplog):
-    verdicts.differs(hit._replace(path="", root=""), b"made", DIFFERENCES)
-    assert f"AOTAutograd entry {hit.key[1]} is compiled otherwise now" in caplog.text
+    verdicts.report_difference(Found(hit.ref._replace(root=""), hit.content, ""), b"made", DIFFERENCES)
+    assert f"AOTAutograd entry {hit.ref.key} is compiled otherwise now" in caplog.text
 
 
 def test_what_is_kept_is_told_though_no_room_can_be_made(hit, monkeypatch):
@@ -98,14 +100,14 @@ def test_what_is_kept_is_told_though_no_room_can_be_made(hit, monkeypatch):
         raise OSError(errno.EIO, "Input/output error")
 
     monkeypatch.setattr(folders.Folder, "names", names)
-    place = verdicts.differs(hit, b"made", DIFFERENCES)
+    place = verdicts.report_difference(hit, b"made", DIFFERENCES)
     assert len(os.listdir(place)) == 5
 
 
 @pytest.mark.parametrize("planted", ["nothing", "a file", "other key's", "unsealed"])
 def test_what_others_have_left_keeps_no_entry(cache, hit, planted):
     """As an empty file, or what this user has kept of another key."""
-    place = cache.root / ".safecache" / "differences" / evidence._name(hit.key)
+    place = cache.root / ".safecache" / "differences" / evidence._name((hit.ref.kind, hit.ref.key))
     if planted == "a file":
         place.parent.mkdir(parents=True)
         place.write_bytes(b"")
@@ -116,9 +118,9 @@ def test_what_others_have_left_keeps_no_entry(cache, hit, planted):
         place.mkdir(parents=True)
         if planted == "unsealed":
             (place / "record").write_bytes(b"{}")
-    assert not evidence.is_kept(str(cache.root), hit.key)
-    assert verdicts.differs(hit, b"made", DIFFERENCES) == str(place)
-    assert len(aside(cache)) == 1 and not os.path.exists(hit.path)
+    assert not evidence.is_kept(str(cache.root), (hit.ref.kind, hit.ref.key))
+    assert verdicts.report_difference(hit, b"made", DIFFERENCES) == str(place)
+    assert len(aside(cache)) == 1 and not os.path.exists(hit.origin)
 
 
 def test_the_latest_stay(cache):
@@ -132,9 +134,9 @@ def test_the_latest_stay(cache):
 
 
 def test_what_another_process_has_saved_since_stays(cache, hit, caplog):
-    Path(hit.path).write_bytes(b"newer")
-    assert verdicts.differs(hit, b"made", DIFFERENCES)
-    assert Path(hit.path).read_bytes() == b"newer" and aside(cache) == []
+    Path(hit.origin).write_bytes(b"newer")
+    assert verdicts.report_difference(hit, b"made", DIFFERENCES)
+    assert Path(hit.origin).read_bytes() == b"newer" and aside(cache) == []
     assert "It could not be moved away, or was replaced since." in caplog.text
     assert "quarantined" not in events.counters()
 
@@ -145,35 +147,35 @@ def test_a_lower_tier_stays_as_it_is(cache, hit, caplog, tmp_path, monkeypatch, 
     own = str(tmp_path / "own") if has_own else None
     monkeypatch.setattr(config, "cache_directory", lambda: own)
     monkeypatch.chdir(tmp_path)
-    place = verdicts.differs(hit._replace(root=""), b"made", DIFFERENCES)
+    place = verdicts.report_difference(hit._replace(ref=hit.ref._replace(root="")), b"made", DIFFERENCES)
     assert place.startswith(f"{tmp_path}/own/.safecache/") if has_own else place == ""
     assert not (tmp_path / ".safecache").exists() and not (cache.root / ".safecache").exists()
-    assert Path(hit.path).read_bytes() == hit.content
+    assert Path(hit.origin).read_bytes() == hit.content
     assert "It lies in a lower tier, and stays." in caplog.text
 
 
 @pytest.mark.parametrize("is_strict", [False, True])
 def test_strict_mode_raises_nothing_and_lists_what_has_differed_at_the_end(hit, settings, caplog, is_strict):
     settings(SAFECACHE_STRICT=int(is_strict))
-    verdicts.differs(hit, b"made", DIFFERENCES)
-    verdicts.unverified("it", "somewhere")
+    verdicts.report_difference(hit, b"made", DIFFERENCES)
+    verdicts.report_uncompared("it", "somewhere")
     verdicts._say_at_the_end()
     verdicts._say_at_the_end()
     said = [each.getMessage() for each in caplog.records if each.levelname == "ERROR"]
     assert len(said) == is_strict
-    assert all(
-        f"1 entries that were used are compiled otherwise now: AOTAutograd entry {hit.key[1]}" in _ for _ in said
-    )
+    assert all(f"1 entries are compiled otherwise now: AOTAutograd entry {hit.ref.key}" in _ for _ in said)
 
 
 FORKS = """
 import {imported}os, sys
 import safecache
 from safecache.reporting.kinds import Kind
-from safecache.verification import verdicts
+from safecache.places.refs import Ref
+from safecache.ports import Found
+from safecache.recompile_check import verdicts
 
 def differ(name):
-    verdicts.differs(verdicts.Entry((Kind.FX_ENTRY, name), b"a", "/no/where", "/no"), b"b", [])
+    verdicts.report_difference(Found(Ref(Kind.FX_ENTRY, name, "/no"), b"a", "/no/where"), b"b", [])
 
 if {how!r} == "parent":
     differ("the parent's")
@@ -193,7 +195,7 @@ def test_each_process_lists_its_own_at_its_end(tmp_path, how):
     environment = {"PYTHONPATH": str(SOURCE), "SAFECACHE_STRICT": "1", "HOME": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert done.stderr.count(f"1 entries that were used are compiled otherwise now: FX graph entry the {how}'s") == 1
+    assert done.stderr.count(f"1 entries are compiled otherwise now: FX graph entry the {how}'s") == 1
 
 
 def test_run_tells_what_was_verified(cache, hit, monkeypatch):
@@ -201,10 +203,10 @@ def test_run_tells_what_was_verified(cache, hit, monkeypatch):
 
     monkeypatch.setattr(journal._journal, "now", journal._Journal())
     journal._journal.now.awaits_end, journal._journal.now.root = True, str(cache.root)
-    verdicts.alike()
-    verdicts.alike()
-    verdicts.differs(hit, b"made", DIFFERENCES)
-    verdicts.unverified("it", "somewhere")
+    verdicts.count_alike()
+    verdicts.count_alike()
+    verdicts.report_difference(hit, b"made", DIFFERENCES)
+    verdicts.report_uncompared("it", "somewhere")
     journal._end()
     summary = run_summary.summarise(run_summary.read(str(cache.root)), run_summary.LAST)
     assert summary.verified == {"compiled alike again": 2, "compiled otherwise now": 1, "not compiled again": 1}

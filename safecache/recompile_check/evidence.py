@@ -12,8 +12,8 @@ from contextlib import suppress
 from safecache.files import filesystem, folders
 from safecache.files.folders import Folder
 from safecache.places import ours
+from safecache.recompile_check.comparison import Key
 from safecache.signing import side_records
-from safecache.verification.comparison import Key
 
 __all__ = ["is_kept", "keep"]
 
