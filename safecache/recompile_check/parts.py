@@ -54,8 +54,10 @@ _LEFT_OUT = frozenset(
         "aot_forward_graph_str",
         "aot_backward_graph_str",
         "min_cut_info_str",
-        # Which of a kernel's configurations is the fastest is measured anew.
+        # Which of a kernel's configurations is the fastest is measured anew, unless it is known: then no other is compiled.
         "autotune_cache_info",
+        # Kernels, by the hash of their source, which is compared.
+        "_triton_bundle",
     }
 )
 # A pair: a key, and what it was made of, in words for a log.
@@ -66,6 +68,8 @@ _COMMENT = re.compile(r"^\s*# .*$|\s+# (?:File|Topologically|kernel path).*$", r
 _PLACE = re.compile(r"(?:/[\w.+@-]+)+/(?=[a-z0-9]{2}/c[a-z2-7]{40,}|triton/|aotautograd/|fxgraph/)")
 _BLANK_LINES = re.compile(r"\n\s*\n+")
 _ADDRESS = re.compile(r"\b0x[0-9a-f]{6,}\b")
+# Of Triton and the first ptxas that it finds: another one, once Inductor has compiled a kernel in the process.
+_TOOLS = re.compile(r"'backend_hash': '[0-9A-F]{64}'")
 # So many values are more than any entry has; beyond, it is compared as far as that.
 _MOST = 2_000_000
 
@@ -121,7 +125,7 @@ def _plain(value: Any) -> str | None:
 
 
 def _text(text: str) -> str:
-    return _BLANK_LINES.sub("\n", _ADDRESS.sub("0x", _PLACE.sub("<cache>/", _COMMENT.sub("", text))))
+    return _BLANK_LINES.sub("\n", _TOOLS.sub("", _ADDRESS.sub("0x", _PLACE.sub("<cache>/", _COMMENT.sub("", text)))))
 
 
 def _children(value: Any) -> Iterator[tuple[str, Any]]:
