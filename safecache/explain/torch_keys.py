@@ -17,8 +17,7 @@ __all__ = ["CONFIGS", "compile_seconds", "get_hash", "note_compile", "why_missed
 
 
 @hook(
-    "torch._functorch._aot_autograd.autograd_cache:AOTAutogradCachePickler.get_hash",
-    "self, obj",
+    "torch._functorch._aot_autograd.autograd_cache:AOTAutogradCachePickler.get_hash(self, obj)",
     why="A cache miss does not say which part of the key changed, since torch keeps no parts of earlier keys.",
     issue="https://github.com/pytorch/pytorch/issues/152065",
     since=(2, 12),

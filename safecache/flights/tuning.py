@@ -94,8 +94,8 @@ def order_for_process(choices: Sequence[_T], name: Callable[[_T], str]) -> list[
 
 
 @hook(
-    "torch._inductor.select_algorithm:AlgorithmSelectorCache.make_precompile_fn",
-    "self, choices, name, inputs_key, precompilation_timeout_seconds=",  # to 2.14
+    "torch._inductor.select_algorithm:AlgorithmSelectorCache.make_precompile_fn(self, choices, name, inputs_key, "
+    "precompilation_timeout_seconds=)",  # to 2.14
     "self, choices, name, inputs_key, benchmark_inputs_key=, precompilation_timeout_seconds=",
     why="All ranks precompile the same autotuning choices in the same order, so they meet at each one.",
     issue="https://github.com/pytorch/pytorch/pull/163369",
@@ -116,31 +116,30 @@ _LINE = "https://github.com/pytorch/pytorch/blob/v2.15.0/torch/_inductor/runtime
 
 
 @hook(
-    "torch._inductor.runtime.benchmarking:TritonBenchmarker.benchmark_gpu",
-    "self, _callable, is_vetted_benchmarking=, kwargs",
+    "torch._inductor.runtime.benchmarking:TritonBenchmarker.benchmark_gpu(self, _callable, is_vetted_benchmarking=, "
+    "kwargs)",
     why=_SYNCHRONIZES,
     issue=_LINE,
 )
 @hook(
-    "torch._inductor.runtime.benchmarking:InductorBenchmarker.benchmark_gpu",
-    "self, _callable, estimation_iters=, memory_warmup_iters=, benchmark_iters=, max_benchmark_duration=, "
-    "return_mode=, grad_to_none=, is_vetted_benchmarking=, kwargs",  # to 2.12
+    "torch._inductor.runtime.benchmarking:InductorBenchmarker.benchmark_gpu(self, _callable, estimation_iters=, "
+    "memory_warmup_iters=, benchmark_iters=, max_benchmark_duration=, return_mode=, grad_to_none=, "
+    "is_vetted_benchmarking=, kwargs)",  # to 2.12
     "self, _callable, estimation_iters=, memory_warmup_iters=, benchmark_iters=, max_benchmark_duration=, "
     "return_mode=, grad_to_none=, is_vetted_benchmarking=, device_type=, kwargs",
     why=_SYNCHRONIZES,
     issue=_LINE,
 )
 @hook(
-    "torch._inductor.runtime.benchmarking:TorchProfilerBenchmarker.benchmark_gpu",
-    "self, _callable, warmup=, rep=, estimation_iters=, memory_warmup_iters=, max_benchmark_duration=, "
-    "return_mode=, grad_to_none=, device_type=, kwargs",
+    "torch._inductor.runtime.benchmarking:TorchProfilerBenchmarker.benchmark_gpu(self, _callable, warmup=, rep=, "
+    "estimation_iters=, memory_warmup_iters=, max_benchmark_duration=, return_mode=, grad_to_none=, device_type=, "
+    "kwargs)",
     why=_SYNCHRONIZES,
     issue=_LINE,
     since=(2, 13),
 )
 @hook(
-    "torch._inductor.runtime.benchmarking:Benchmarker.benchmark_gpu_with_cuda_graph",
-    "self, _callable, kwargs",  # to 2.13
+    "torch._inductor.runtime.benchmarking:Benchmarker.benchmark_gpu_with_cuda_graph(self, _callable, kwargs)",
     "self, _callable, grad_to_none=, kwargs",  # 2.14
     "self, _callable, grad_to_none=, cudagraph_unroll=, kwargs",
     why=_SYNCHRONIZES,
@@ -157,8 +156,7 @@ def measure(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) 
 
 
 @hook(
-    "torch._inductor.runtime.triton_heuristics:CachingAutotuner._precompile_worker",
-    "self",
+    "torch._inductor.runtime.triton_heuristics:CachingAutotuner._precompile_worker(self)",
     why="Ranks tune independently, so each compiles all configurations of every kernel, in the same order.",
     issue="https://github.com/pytorch/pytorch/pull/163369",
 )
@@ -169,8 +167,7 @@ def precompile_worker(wrapped: Callable[..., Any], instance: Any, args: Any, kwa
 
 
 @hook(
-    "torch._inductor.runtime.triton_heuristics:CachingAutotuner._precompile_config",
-    "self, cfg",  # to 2.13
+    "torch._inductor.runtime.triton_heuristics:CachingAutotuner._precompile_config(self, cfg)",  # to 2.13
     "self, cfg, *cc_override=",
     why="Each rank compiles the same configuration anew at its turn, though another rank may be compiling it just "
     "then.",

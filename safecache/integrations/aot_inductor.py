@@ -16,7 +16,7 @@ from safecache.code import generated, packages, sources
 from safecache.entries import artifacts
 from safecache.errors import SafecacheError
 from safecache.files import ownership
-from safecache.patching.hook import hook
+from safecache.patching.hook import verifier
 from safecache.places.layout import CodeFile
 from safecache.places.refs import Ref
 from safecache.ports import Use, plugs
@@ -36,10 +36,9 @@ __all__ = [
 ]
 
 
-@hook(
-    "torch._inductor.codecache:AotCodeCompiler.compile",
-    "cls, graph, wrapper_code, kernel_code, serialized_extern_kernel_nodes, *device_type, *additional_files",
-    verifies=True,
+@verifier(
+    "torch._inductor.codecache:AotCodeCompiler.compile(cls, graph, wrapper_code, kernel_code, "
+    "serialized_extern_kernel_nodes, *device_type, *additional_files)",
     why="AOTInductor records nothing about the libraries that it builds, so a replaced library looks like its own.",
     issue="https://github.com/pytorch/pytorch/blob/v2.15.0/torch/_inductor/codecache.py#L2686",
 )
@@ -68,10 +67,9 @@ def _paths(files: Any) -> Iterator[str]:
         yield from (file for file in files if isinstance(file, str) and file)
 
 
-@hook(
-    "torch.export.pt2_archive._package:package_pt2",
-    "f, *exported_programs=, *aoti_files=, *extra_files=, *opset_version=, *pickle_protocol=, *executorch_files=",
-    verifies=True,
+@verifier(
+    "torch.export.pt2_archive._package:package_pt2(f, *exported_programs=, *aoti_files=, *extra_files=, "
+    "*opset_version=, *pickle_protocol=, *executorch_files=)",
     why="Stock torch writes packages without a signature, so no loader can tell a forged or altered package.",
     issue="https://github.com/pytorch/pytorch/blob/v2.15.0/torch/export/pt2_archive/_package.py#L648",
     copies=("torch._inductor.package.package", "torch.nativert.backends._lower_utils"),
@@ -86,11 +84,9 @@ def package(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) 
     return write(*args, **kwargs)
 
 
-@hook(
-    "torch._inductor.package:load_package",
-    "path, model_name=, run_single_threaded=, num_runners=, device_index=",  # to 2.14
-    "path, model_name=, run_single_threaded=, num_runners=, device_index=, use_stream_affinity=",
-    verifies=True,
+@verifier(
+    "torch._inductor.package:load_package(path, model_name=, run_single_threaded=, num_runners=, device_index=)",
+    "path, model_name=, run_single_threaded=, num_runners=, device_index=, use_stream_affinity=",  # 2.15
     why="Stock torch answers a RuntimeError of load_pt2 by loading the same unchecked package in another way.",
     issue="https://github.com/pytorch/pytorch/blob/v2.15.0/torch/_inductor/package/package.py#L125",
 )
@@ -104,11 +100,9 @@ def load_package(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: 
         return load(wrapped, instance, args, kwargs)
 
 
-@hook(
-    "torch.export.pt2_archive._package:_load_aoti",
-    "file, model_name, run_single_threaded, num_runners, device_idx",  # to 2.14
-    "file, model_name, run_single_threaded, num_runners, device_idx, use_stream_affinity=",
-    verifies=True,
+@verifier(
+    "torch.export.pt2_archive._package:_load_aoti(file, model_name, run_single_threaded, num_runners, device_idx)",
+    "file, model_name, run_single_threaded, num_runners, device_idx, use_stream_affinity=",  # 2.15
     why="Stock torch unpacks any package below the temporary directory and dlopens its library, without checking "
     "who made it.",
     issue="https://github.com/pytorch/pytorch/blob/v2.15.0/torch/export/pt2_archive/_package.py#L1055",
@@ -146,10 +140,8 @@ def _first(args: Any, kwargs: Any, *names: str) -> tuple[Any, Any, Any]:
     return kwargs[name], (), {other: value for other, value in kwargs.items() if other != name}
 
 
-@hook(
-    "torch._inductor.aoti_eager:aoti_eager_cache_dir",
-    "namespace, device",
-    verifies=True,
+@verifier(
+    "torch._inductor.aoti_eager:aoti_eager_cache_dir(namespace, device)",
     why="Stock torch uses this directory for libraries that it dlopens, even if other users can write to it.",
     issue="https://github.com/pytorch/pytorch/blob/v2.15.0/torch/_inductor/aoti_eager.py#L41",
 )
@@ -158,10 +150,8 @@ def eager_cache_dir(wrapped: Callable[..., Any], instance: Any, args: Any, kwarg
     return Path(sources.reachable(str(wrapped(*args, **kwargs))))
 
 
-@hook(
-    "torch._inductor.aoti_eager:load_aoti_eager_cache",
-    "ns, op_func_name_with_overload, device_type",
-    verifies=True,
+@verifier(
+    "torch._inductor.aoti_eager:load_aoti_eager_cache(ns, op_func_name_with_overload, device_type)",
     why="Stock torch hands C++ any library path that the JSON file names, and C++ dlopens it unchecked.",
     issue="https://github.com/pytorch/pytorch/blob/v2.15.0/torch/_inductor/aoti_eager.py#L72",
 )
@@ -185,11 +175,9 @@ def load_eager_cache(wrapped: Callable[..., Any], instance: Any, args: Any, kwar
     return _said(lambda: load(*args, **kwargs))
 
 
-@hook(
-    "torch._inductor.aoti_eager:aoti_compile_with_persistent_cache",
-    "ns, op_func_name_with_overload, device_type, dynamic, f, args, kwargs, *dynamic_shapes=, *options=, "
-    "*remove_runtime_assertions=, *disable_constraint_solver=",
-    verifies=True,
+@verifier(
+    "torch._inductor.aoti_eager:aoti_compile_with_persistent_cache(ns, op_func_name_with_overload, device_type, "
+    "dynamic, f, args, kwargs, *dynamic_shapes=, *options=, *remove_runtime_assertions=, *disable_constraint_solver=)",
     why="Stock torch adds its kernel to whatever JSON file it finds, so foreign library paths in there survive.",
     issue="https://github.com/pytorch/pytorch/blob/v2.15.0/torch/_inductor/aoti_eager.py#L361",
 )

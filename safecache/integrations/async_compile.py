@@ -16,8 +16,7 @@ __all__ = ["init_pool", "triton", "use_process_pool", "wakeup"]
 
 
 @hook(
-    "torch._inductor.async_compile:AsyncCompile.wakeup",
-    "cls",
+    "torch._inductor.async_compile:AsyncCompile.wakeup(cls)",
     why="Torch wakes its compile workers before any cache lookup, so processes that hit pay seconds of CPU time for "
     "nothing.",
     issue="https://github.com/pytorch/pytorch/blob/v2.15.0/torch/_inductor/compile_fx.py#L3187",
@@ -31,8 +30,7 @@ def wakeup(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -
 
 
 @hook(
-    "torch._inductor.async_compile:AsyncCompile.use_process_pool",
-    "cls",
+    "torch._inductor.async_compile:AsyncCompile.use_process_pool(cls)",
     why="Merely asking whether the process pool is ready starts it, even for kernels that need no compile.",
     issue="https://github.com/pytorch/pytorch/blob/v2.15.0/torch/_inductor/async_compile.py#L448",
 )
@@ -47,8 +45,7 @@ def use_process_pool(wrapped: Callable[..., Any], instance: Any, args: Any, kwar
 
 
 @hook(
-    "torch._inductor.async_compile:AsyncCompile.triton",
-    "self, kernel_name, source_code, device_str=",
+    "torch._inductor.async_compile:AsyncCompile.triton(self, kernel_name, source_code, device_str=)",
     why="Torch asks for the process pool, and so starts it, before it looks whether the kernel came with the entry.",
     issue="https://github.com/pytorch/pytorch/blob/v2.15.0/torch/_inductor/async_compile.py#L538",
 )
@@ -65,8 +62,7 @@ def triton(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -
 
 
 @hook(
-    "torch._inductor.compile_worker.subproc_pool:SubprocPool.__init__",
-    "self, nprocs, pickler=, kind=, quiesce=",
+    "torch._inductor.compile_worker.subproc_pool:SubprocPool.__init__(self, nprocs, pickler=, kind=, quiesce=)",
     why="Torch starts compile workers from a fresh interpreter that inherits no patch, secret or state of its parent.",
     issue="https://github.com/pytorch/pytorch/blob/v2.15.0/torch/_inductor/compile_worker/subproc_pool.py#L191",
 )

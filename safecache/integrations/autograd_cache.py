@@ -11,7 +11,7 @@ from safecache.entries import artifacts, saving, searches, workers
 from safecache.entries.searches import Search
 from safecache.integrations import compile_scopes, installation
 from safecache.integrations.pickle_module import SealingPickle
-from safecache.patching.hook import PICKLE_MODULE, hook
+from safecache.patching.hook import PICKLE_MODULE, hook, verifier
 from safecache.places.refs import Ref
 from safecache.ports import Compiling, plugs, tell
 from safecache.reporting import events, graph_names, report
@@ -30,10 +30,8 @@ __all__ = [
 ]
 
 
-@hook(
-    "torch._functorch._aot_autograd.autograd_cache:AOTAutogradCache.save",
-    "key, entry, remote",
-    verifies=True,
+@verifier(
+    "torch._functorch._aot_autograd.autograd_cache:AOTAutogradCache.save(key, entry, remote)",
     why="AOTAutogradCache.save puts the entry to the remote cache outside any try, so a server that refuses it ends "
     "the compile.",
     issue="https://github.com/pytorch/pytorch/blob/v2.15.0/torch/_functorch/_aot_autograd/autograd_cache.py#L1610",
@@ -52,10 +50,8 @@ def save(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> 
     save_entry(*args, **kwargs)
 
 
-@hook(
-    "torch._functorch._aot_autograd.autograd_cache:AOTAutogradCache._handle_save_error",
-    "e, remote, is_bypass",
-    verifies=True,
+@verifier(
+    "torch._functorch._aot_autograd.autograd_cache:AOTAutogradCache._handle_save_error(e, remote, is_bypass)",
     why="In strict mode torch raises the PicklingError of a failed save, which ends the compile, although only the "
     "save failed.",
     issue="https://github.com/pytorch/pytorch/issues/180911",
@@ -76,12 +72,11 @@ def handle_save_error(wrapped: Callable[..., Any], instance: Any, args: Any, kwa
     handle(*args, **kwargs)
 
 
-@hook(
-    "torch._functorch._aot_autograd.autograd_cache:AOTAutogradCache.try_load",
-    "mod, args, aot_config, cudagraphs, boxed_forward_device_index, local, remote",  # 2.11
+@verifier(
+    "torch._functorch._aot_autograd.autograd_cache:AOTAutogradCache.try_load(mod, args, aot_config, cudagraphs, "
+    "boxed_forward_device_index, local, remote)",  # 2.11
     "mod, args, aot_config, compiler_config_extra, local, remote, compile_region_name=",  # 2.12, 2.13
     "mod, args, aot_config, compiler_config_extra, local, remote, act_input_paths=, compile_region_name=",
-    verifies=True,
     why="In strict mode an AOTAutograd hit whose FX graph entry is gone raises FXGraphCacheMiss, where torch could "
     "recompile.",
     issue="https://github.com/pytorch/pytorch/blob/v2.15.0/torch/_functorch/_aot_autograd/autograd_cache.py#L1257",
@@ -144,8 +139,7 @@ def _loaded(result: Any, given: Any) -> tuple[Any, Any]:
 
 
 @hook(
-    "torch._functorch._aot_autograd.autograd_cache:autograd_cache_key",
-    "gm, example_inputs, config, fx_config",  # 2.11
+    "torch._functorch._aot_autograd.autograd_cache:autograd_cache_key(gm, example_inputs, config, fx_config)",  # 2.11
     "mod, example_inputs, config, compiler_config_extra=",  # 2.12, 2.13
     "mod, example_inputs, config, compiler_config_extra=, act_input_paths=",
     why="Torch turns any exception from the cache key into a bypass, whose reason it logs at level INFO alone.",
@@ -163,10 +157,9 @@ def autograd_cache_key(wrapped: Callable[..., Any], instance: Any, args: Any, kw
     return result
 
 
-@hook(
+@verifier(
     "torch._functorch._aot_autograd.autograd_cache:pickle",
     PICKLE_MODULE,
-    verifies=True,
     why="Torch pickles entries without a checksum or signature, so flipped bits and planted entries unpickle "
     "unnoticed.",
     issue="https://github.com/pytorch/pytorch/blob/v2.15.0/torch/_inductor/codecache.py#L2362",
@@ -176,10 +169,8 @@ def sealing_pickle(module: Any, *, enabled: Callable[[], bool]) -> Any:
     return SealingPickle(module, enabled)
 
 
-@hook(
-    "torch._functorch._aot_autograd.autograd_cache:AOTAutogradCache._write_to_local_cache",
-    "key, content",
-    verifies=True,
+@verifier(
+    "torch._functorch._aot_autograd.autograd_cache:AOTAutogradCache._write_to_local_cache(key, content)",
     why="Before 2.15 an OSError from writing the entry ends the compile in strict mode.",
     issue="https://github.com/pytorch/pytorch/pull/196189",
 )
@@ -205,8 +196,7 @@ def _graph_keys(entry: Any) -> list[str]:
 
 
 @hook(
-    "torch._functorch.aot_autograd:should_use_remote_autograd_cache",
-    "",
+    "torch._functorch.aot_autograd:should_use_remote_autograd_cache()",
     why="Torch tests at the call site whether the AOTAutograd cache is on, so a disabled cache is skipped without a "
     "trace.",
     issue="https://github.com/pytorch/pytorch/issues/138299",
@@ -227,8 +217,7 @@ def _what_disables_remote() -> str:
 
 
 @hook(
-    "torch._functorch._aot_autograd.aot_autograd_result:deserialize_bundled_cache_entry",
-    "entry",
+    "torch._functorch._aot_autograd.aot_autograd_result:deserialize_bundled_cache_entry(entry)",
     why="A graph compiled ahead of time that crashes its process is loaded and crashes again at every start.",
     issue="https://github.com/vllm-project/vllm/issues/24915",
 )

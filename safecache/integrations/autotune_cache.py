@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from safecache.entries import artifacts, loading
-from safecache.patching.hook import hook
+from safecache.patching.hook import hook, verifier
 from safecache.places import layout
 from safecache.places.layout import CodeFile
 from safecache.places.refs import locate
@@ -86,10 +86,9 @@ def _here(path: str) -> str:
     return os.path.join(_root(), folder, name) if layout.CODE_FOLDER.fullmatch(folder) else path
 
 
-@hook(
-    "torch._inductor.runtime.autotune_cache:AutotuneCache.save",
-    "self, config, time_taken_ns, found_by_coordesc=, triton_cache_hash=",
-    verifies=True,
+@verifier(
+    "torch._inductor.runtime.autotune_cache:AutotuneCache.save(self, config, time_taken_ns, found_by_coordesc=, "
+    "triton_cache_hash=)",
     why="Torch lets the OSError of writing a best_config file end the run, although only the save failed.",
     issue="https://github.com/pytorch/pytorch/blob/v2.15.0/torch/_inductor/runtime/autotune_cache.py#L363",
 )
@@ -99,10 +98,8 @@ def save(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> 
         return wrapped(*args, **kwargs)
 
 
-@hook(
-    "torch._inductor.runtime.autotune_cache:AutotuneCache.read_best",
-    "self, inductor_meta, configs",
-    verifies=True,
+@verifier(
+    "torch._inductor.runtime.autotune_cache:AutotuneCache.read_best(self, inductor_meta, configs)",
     why="A malformed best_config file ends the compile, and torch runs any configuration that a well-formed one names.",
     issue="https://github.com/pytorch/pytorch/pull/184096",
 )
@@ -174,10 +171,8 @@ class _SafeNames:
         return artifacts.accept_name(Kind.AUTOTUNING, name, loading.describe_remote(self._remote), safe=safe)
 
 
-@hook(
-    "torch._inductor.runtime.autotune_cache:_AutotuneCacheBundlerImpl._load_cache",
-    "self",
-    verifies=True,
+@verifier(
+    "torch._inductor.runtime.autotune_cache:_AutotuneCacheBundlerImpl._load_cache(self)",
     why="Torch turns names from the remote autotuning bundle into file paths unchecked, so an absolute name writes "
     "outside the cache directory.",
     issue="https://github.com/pytorch/pytorch/blob/v2.15.0/torch/_inductor/runtime/autotune_cache.py#L461",
@@ -205,8 +200,7 @@ _LOCAL_REMEDY = "What it holds is measured again."
 
 
 @hook(
-    "torch._inductor.codecache:CacheBase.get_local_cache",
-    "self",
+    "torch._inductor.codecache:CacheBase.get_local_cache(self)",
     why="Torch parses the local cache of measurements without a try, so a malformed file ends the compile.",
     issue="https://github.com/pytorch/pytorch/blob/v2.15.0/torch/_inductor/codecache.py#L415",
 )
@@ -237,8 +231,7 @@ def _is_measured(value: Any) -> bool:
 
 
 @hook(
-    "torch._inductor.codecache:CacheBase.update_local_cache",
-    "self, local_cache",
+    "torch._inductor.codecache:CacheBase.update_local_cache(self, local_cache)",
     why="Torch lets an OSError end the compile where it cannot write the local cache of measurements.",
     issue="https://github.com/pytorch/pytorch/blob/v2.15.0/torch/_inductor/codecache.py#L418",
 )

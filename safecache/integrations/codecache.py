@@ -13,7 +13,7 @@ from safecache.code import exec_directory, lock_guards
 from safecache.entries import artifacts, loading, saving, searches, workers
 from safecache.integrations import compile_scopes, installation
 from safecache.integrations.pickle_module import SealingPickle
-from safecache.patching.hook import PICKLE_MODULE, hook
+from safecache.patching.hook import PICKLE_MODULE, hook, verifier
 from safecache.places.layout import CodeFile
 from safecache.places.refs import Ref
 from safecache.ports import Compiling, Use, plugs, tell
@@ -38,10 +38,8 @@ __all__ = [
 ]
 
 
-@hook(
-    "torch._inductor.codecache:GuardedCache.iterate_over_candidates",
-    "cls, local, remote_cache, key",
-    verifies=True,
+@verifier(
+    "torch._inductor.codecache:GuardedCache.iterate_over_candidates(cls, local, remote_cache, key)",
     why="Stock torch unpickles whatever file lies in the directory of a cache key, and whatever Redis returns for it.",
     issue="https://github.com/pytorch/pytorch/blob/v2.15.0/torch/_inductor/codecache.py#L1901",
 )
@@ -67,8 +65,8 @@ def iterate_over_candidates(
 
 
 @hook(
-    "torch._inductor.codecache:FxGraphCache.load_with_key",
-    "key, debug_lines, example_inputs, local, remote_cache, is_backward, constants, evaluate_guards=",
+    "torch._inductor.codecache:FxGraphCache.load_with_key(key, debug_lines, example_inputs, local, remote_cache, "
+    "is_backward, constants, evaluate_guards=)",
     why="Each rank decides alone whether the cache hits, and ranks that miss wait in compile-time collectives for "
     "ranks that hit.",
     issue="https://github.com/pytorch/pytorch/pull/193043",
@@ -112,8 +110,7 @@ def load_with_key(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs:
 
 
 @hook(
-    "torch._inductor.codecache:FxGraphCache.cache_hit_post_compile",
-    "graph, cache_info, constants",
+    "torch._inductor.codecache:FxGraphCache.cache_hit_post_compile(graph, cache_info, constants)",
     why="On a cache hit torch emits the Triton bundle outside any try, so an exception there ends the compile.",
     issue="https://github.com/pytorch/pytorch/blob/v2.15.0/torch/_inductor/codecache.py#L2151",
 )
@@ -142,8 +139,7 @@ def cache_hit_post_compile(wrapped: Callable[..., Any], instance: Any, args: Any
 
 
 @hook(
-    "torch._inductor.codecache:FxGraphCache.prepare_key",
-    "gm, example_inputs, fx_kwargs, inputs_to_check, remote",
+    "torch._inductor.codecache:FxGraphCache.prepare_key(gm, example_inputs, fx_kwargs, inputs_to_check, remote)",
     why="Torch logs why a graph has no cache key at level INFO alone, so users see cold starts without a reason.",
     issue="https://github.com/pytorch/pytorch/issues/152065",
 )
@@ -161,10 +157,8 @@ def prepare_key(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: A
     return prepare(*args, **kwargs)
 
 
-@hook(
-    "torch._inductor.codecache:FxGraphCache._save_graph",
-    "key, compiled_graph, example_inputs, local, remote_cache",
-    verifies=True,
+@verifier(
+    "torch._inductor.codecache:FxGraphCache._save_graph(key, compiled_graph, example_inputs, local, remote_cache)",
     why="Torch calls prepare_for_serialization outside the try of _save_graph, so an exception there ends the "
     "compile, although only the save failed.",
     issue="https://github.com/pytorch/pytorch/blob/v2.15.0/torch/_inductor/codecache.py#L2359",
@@ -179,10 +173,9 @@ def save_graph(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: An
     save(*args, **kwargs)
 
 
-@hook(
+@verifier(
     "torch._inductor.codecache:pickle",
     PICKLE_MODULE,
-    verifies=True,
     why="Torch pickles entries without a checksum or signature, so flipped bits and planted entries unpickle "
     "unnoticed.",
     issue="https://github.com/pytorch/pytorch/blob/v2.15.0/torch/_inductor/codecache.py#L2362",
@@ -192,10 +185,8 @@ def sealing_pickle(module: Any, *, enabled: Callable[[], bool]) -> Any:
     return SealingPickle(module, enabled)
 
 
-@hook(
-    "torch._inductor.codecache:FxGraphCache._write_to_local_cache",
-    "key, content",
-    verifies=True,
+@verifier(
+    "torch._inductor.codecache:FxGraphCache._write_to_local_cache(key, content)",
     why="Torch names the temporary file of an entry by process and thread id, which collide between containers that "
     "share a volume.",
     issue="https://github.com/pytorch/pytorch/blob/v2.15.0/torch/_inductor/codecache.py#L626",
@@ -209,10 +200,8 @@ def write_to_local_cache(wrapped: Callable[..., Any], instance: Any, args: Any, 
     write(*args, **kwargs)
 
 
-@hook(
-    "torch._inductor.codecache:CppCodeCache._load_library",
-    "cls, path, key",
-    verifies=True,
+@verifier(
+    "torch._inductor.codecache:CppCodeCache._load_library(cls, path, key)",
     why="Stock torch dlopens whatever library lies under the key's name in the cache directory, and dies of a "
     "truncated one.",
     issue="https://github.com/pytorch/pytorch/blob/v2.15.0/torch/_inductor/codecache.py#L3945",
@@ -233,10 +222,8 @@ def load_library(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: 
     return load(*args, **kwargs)
 
 
-@hook(
-    "torch._inductor.codecache:DLLWrapper.__init__",
-    "self, lib_path",
-    verifies=True,
+@verifier(
+    "torch._inductor.codecache:DLLWrapper.__init__(self, lib_path)",
     why="Stock torch dlopens any CUTLASS or Composable Kernel library from the cache directory without checking it.",
     issue="https://github.com/pytorch/pytorch/blob/v2.15.0/torch/_inductor/codecache.py#L5076",
 )
@@ -252,10 +239,9 @@ def load_dll(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any)
     load(*args, **kwargs)
 
 
-@hook(
+@verifier(
     ("torch._inductor.codecache:CUTLASSCodeCache.compile", "torch._inductor.codecache:ROCmCodeCache.compile"),
     "cls, source_code, dst_file_ext, extra_args=",
-    verifies=True,
     why="Torch skips the build if a file with the library's name exists, so a partial or planted library stays for "
     "good.",
     issue="https://github.com/pytorch/pytorch/blob/v2.15.0/torch/_inductor/codecache.py#L5312",
@@ -312,8 +298,7 @@ _ENTRY_TYPES: dict[Kind, Callable[[Any], bool]] = {Kind.FX_ENTRY: _is_fx_entry, 
 
 
 @hook(
-    "torch._inductor.compile_fx:fx_codegen_and_compile",
-    "gm, example_inputs, inputs_to_check, graph_kwargs",  # 2.11
+    "torch._inductor.compile_fx:fx_codegen_and_compile(gm, example_inputs, inputs_to_check, graph_kwargs)",  # 2.11
     "gm, example_inputs, inputs_to_check, compile_region_name=, graph_kwargs",
     why="Torch tests at the call site whether a cache is on, so a compile with disabled caches leaves no trace.",
     issue="https://github.com/pytorch/pytorch/issues/138299",

@@ -40,8 +40,8 @@ _SHORTEST_WATCHDOG = 600.0
 
 
 @hook(
-    "torch._inductor.compile_fx:compile_fx",
-    "model_, example_inputs_, inner_compile=, config_patches=, decompositions=, ignore_shape_env=",  # 2.11
+    "torch._inductor.compile_fx:compile_fx(model_, example_inputs_, inner_compile=, config_patches=, decompositions=, "
+    "ignore_shape_env=)",  # 2.11
     "model_, example_inputs_, inner_compile=, config_patches=, decompositions=, ignore_shape_env=, "
     "compile_region_name=",
     why="Processes that start together all miss, and each compiles the same graphs, since torch takes no lock "
@@ -63,8 +63,7 @@ def compile_fx(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: An
 
 
 @hook(
-    "torch._inductor.compile_fx:_compile_fx_inner",
-    "gm, example_inputs, graph_kwargs",  # 2.11
+    "torch._inductor.compile_fx:_compile_fx_inner(gm, example_inputs, graph_kwargs)",  # 2.11
     "gm, example_inputs, compile_region_name=, graph_kwargs",
     why="Processes that miss the same FX graph entry at once each compile it, since torch takes no lock across a "
     "compile.",
@@ -78,8 +77,7 @@ def compile_fx_inner(wrapped: Callable[..., Any], instance: Any, args: Any, kwar
 
 
 @hook(
-    "torch._dynamo.convert_frame:ConvertFrame.__call__",
-    "self, frame, cache_entry, hooks, frame_state, skip=",
+    "torch._dynamo.convert_frame:ConvertFrame.__call__(self, frame, cache_entry, hooks, frame_state, skip=)",
     why="With suppress_errors Dynamo swallows every exception of a compile and runs the frame eagerly.",
     issue="https://github.com/pytorch/pytorch/pull/107044",
 )

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from safecache.code import sources
-from safecache.patching.hook import hook
+from safecache.patching.hook import verifier
 from safecache.places.layout import CodeFile
 from safecache.reporting.kinds import Kind
 from safecache.store import gate
@@ -16,10 +16,8 @@ from safecache.store import gate
 __all__ = ["read_lines_from_file", "write_lines_to_file"]
 
 
-@hook(
-    "torch._inductor.compiler_bisector:CompilerBisector.read_lines_from_file",
-    "cls, file_path",
-    verifies=True,
+@verifier(
+    "torch._inductor.compiler_bisector:CompilerBisector.read_lines_from_file(cls, file_path)",
     why="During a bisection each torch.compile() evals text from a file in the cache directory, whoever wrote it.",
     issue="https://github.com/pytorch/pytorch/blob/v2.15.0/torch/_inductor/compiler_bisector.py#L355",
 )
@@ -35,11 +33,9 @@ def read_lines_from_file(wrapped: Callable[..., Any], instance: Any, args: Any, 
     return read(*args, **kwargs)
 
 
-@hook(
-    "torch._inductor.compiler_bisector:CompilerBisector.write_lines_to_file",
-    "cls, file_path, lines",  # to 2.12
+@verifier(
+    "torch._inductor.compiler_bisector:CompilerBisector.write_lines_to_file(cls, file_path, lines)",  # to 2.12
     "cls, file_path, lines, *append=",
-    verifies=True,
     why="Bisection state in the shared cache directory steers every process's compiles, and nothing marks who wrote "
     "it.",
     issue="https://github.com/pytorch/pytorch/issues/143453",

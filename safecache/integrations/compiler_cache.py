@@ -6,16 +6,14 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
-from safecache.patching.hook import hook
+from safecache.patching.hook import hook, verifier
 from safecache.reporting import events
 
 __all__ = ["deserialize", "load_compiled_function", "populate_caches"]
 
 
-@hook(
-    "torch.compiler._cache:CacheArtifactManager.deserialize",
-    "serialized_artifacts",
-    verifies=True,
+@verifier(
+    "torch.compiler._cache:CacheArtifactManager.deserialize(serialized_artifacts)",
     why="Only an unkeyed CRC32 guards a mega-cache, so forged artifacts pass and are unpickled at the next lookup.",
     issue="https://github.com/pytorch/pytorch/blob/v2.15.0/torch/utils/_appending_byte_serializer.py#L52",
 )
@@ -30,10 +28,8 @@ def deserialize(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: A
     return parse(*args, **kwargs)
 
 
-@hook(
-    "torch.compiler._cache:CacheArtifactManager.populate_caches",
-    "artifacts",
-    verifies=True,
+@verifier(
+    "torch.compiler._cache:CacheArtifactManager.populate_caches(artifacts)",
     why="Torch writes mega-cache artifacts under any key that they name, so a key with ../ writes outside the cache "
     "directory.",
     issue="https://github.com/pytorch/pytorch/blob/v2.15.0/torch/compiler/_cache.py#L324",
@@ -59,8 +55,7 @@ def _written_under(artifact: Any) -> str:
 
 
 @hook(
-    "torch.compiler:load_compiled_function",
-    "file, *f_globals=, *external_data=",
+    "torch.compiler:load_compiled_function(file, *f_globals=, *external_data=)",
     why="Torch passes on the bytes of the file alone, so an error from a damaged artifact cannot name it.",
     issue="https://github.com/pytorch/pytorch/blob/v2.15.0/torch/compiler/__init__.py#L1078",
 )

@@ -15,7 +15,7 @@ from safecache.code import exec_directory, generated, killed_compilers, library_
 from safecache.errors import EntryRefusedError, SafecacheError
 from safecache.files import mounts, ownership
 from safecache.integrations import installation
-from safecache.patching.hook import hook
+from safecache.patching.hook import hook, verifier
 from safecache.places.layout import CodeFile
 from safecache.reporting import events, report, waits
 from safecache.reporting.kinds import Count, Kind, Reason
@@ -48,11 +48,10 @@ _PROBE_MARKERS_FROM = (2, 14)
 _REMEDY = "Kernels are built without precompiled headers for now, which takes some seconds more for each."
 
 
-@hook(
-    "torch._inductor.codecache:CppCodeCache.load_async",
-    "cls, main_code, device_type=, submit_fn=, extra_flags=, optimized_code=",  # 2.11, 2.12
+@verifier(
+    "torch._inductor.codecache:CppCodeCache.load_async(cls, main_code, device_type=, submit_fn=, extra_flags=, "
+    "optimized_code=)",  # 2.11, 2.12
     "cls, main_code, device_type=, submit_fn=, extra_flags=, optimized_code=, needs_vec_isa=, kernel_needs_vec_isa=",
-    verifies=True,
     why="Stock torch needs a writable cache and its lock even for a finished library, so a read-only warm cache "
     "fails the compile.",
     issue="https://github.com/pytorch/pytorch/blob/v2.15.0/torch/_inductor/codecache.py#L4153",
@@ -106,10 +105,8 @@ def _has_fetched() -> bool:
     return any(counters.get(count.value) for count in (Count.PACK_HIT, Count.REMOTE_HIT))
 
 
-@hook(
-    "torch._inductor.codecache:_precompile_header",
-    "header, hashable_cmd_line, compile_command",
-    verifies=True,
+@verifier(
+    "torch._inductor.codecache:_precompile_header(header, hashable_cmd_line, compile_command)",
     why="Stock torch precompiles a header of 150 MB even if the library exists, and any failure there ends the "
     "compile.",
     issue="https://github.com/pytorch/pytorch/blob/v2.15.0/torch/_inductor/codecache.py#L3896",
@@ -159,8 +156,7 @@ _installed: Part[set[str]] = Part(set, inherit)
 
 
 @hook(
-    "torch._inductor.cpp_builder:cpp_compiler_search",
-    "search",
+    "torch._inductor.cpp_builder:cpp_compiler_search(search)",
     why="Stock torch ends the compile with InvalidCxxCompiler, which names neither the purpose of the compiler nor "
     "what to install.",
     issue="https://github.com/pytorch/pytorch/issues/92745",
@@ -170,10 +166,8 @@ def cpp_compiler_search(wrapped: Callable[..., Any], instance: Any, args: Any, k
     return loads.explain_build(wrapped, args, kwargs, _PURPOSE, language="C++")
 
 
-@hook(
-    "torch._inductor.cpp_builder:install_gcc_via_conda",
-    "",
-    verifies=True,
+@verifier(
+    "torch._inductor.cpp_builder:install_gcc_via_conda()",
     why="Stock torch runs any g++ that lies in the cache directory, whoever put it there.",
     issue="https://github.com/pytorch/pytorch/blob/v2.15.0/torch/_inductor/cpp_builder.py#L157",
 )
@@ -204,8 +198,7 @@ def _objection(prefix: str) -> str | None:
 
 
 @hook(
-    "torch._inductor.cpp_builder:run_compile_cmd",
-    "cmd_line, cwd",
+    "torch._inductor.cpp_builder:run_compile_cmd(cmd_line, cwd)",
     why="A full TMPDIR, missing Python headers or a compiler ended by the OOM killer fails the compile with mere "
     "compiler output.",
     issue="https://github.com/pytorch/pytorch/blob/v2.15.0/torch/_inductor/cpp_builder.py#L814",
@@ -228,10 +221,8 @@ def run_compile_cmd(wrapped: Callable[..., Any], instance: Any, args: Any, kwarg
     return loads.explain_build(run, args, kwargs, _PURPOSE, language="C++")
 
 
-@hook(
-    "torch._inductor.cpu_vec_isa:VecISA.check_build",
-    "self, code",
-    verifies=True,
+@verifier(
+    "torch._inductor.cpu_vec_isa:VecISA.check_build(self, code)",
     why="Stock torch takes any failed build or load of its probe for a CPU without vector instructions, and "
     "silently compiles slow kernels.",
     issue="https://github.com/pytorch/pytorch/blob/v2.15.0/torch/_inductor/cpu_vec_isa.py#L219",
@@ -267,8 +258,7 @@ def check_build(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: A
 
 
 @hook(
-    "torch._inductor.cpu_vec_isa:valid_vec_isa_list",
-    "",
+    "torch._inductor.cpu_vec_isa:valid_vec_isa_list()",
     why="Several threads probe at once without a lock, and one may read compiler flags that another has changed "
     "only for its probe.",
     issue="https://github.com/pytorch/pytorch/pull/141109",
@@ -290,10 +280,8 @@ def _take_unless_attested(lock: lock_guards.Lock) -> None:
         lock.take()
 
 
-@hook(
-    "torch._inductor.cpu_vec_isa:VecISA._probe_load",
-    "self, output_path",
-    verifies=True,
+@verifier(
+    "torch._inductor.cpu_vec_isa:VecISA._probe_load(self, output_path)",
     why="Stock torch dlopens whatever probe library lies in the cache, and takes a noexec mount for missing vector "
     "instructions.",
     issue="https://github.com/pytorch/pytorch/blob/v2.15.0/torch/_inductor/cpu_vec_isa.py#L157",

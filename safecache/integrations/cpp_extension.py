@@ -9,16 +9,15 @@ from typing import Any
 
 from safecache import compiles, loads
 from safecache.code import extension_builds
-from safecache.patching.hook import hook
+from safecache.patching.hook import verifier
 
 __all__ = ["build_library", "import_module_from_library", "jit_compile", "run_ninja_build"]
 
 
-@hook(
-    "torch.utils.cpp_extension:_jit_compile",
-    "name, sources, extra_cflags, extra_cuda_cflags, extra_sycl_cflags, extra_ldflags, extra_include_paths, "
-    "build_directory, verbose, with_cuda, with_sycl, is_python_module, is_standalone, keep_intermediates=",
-    verifies=True,
+@verifier(
+    "torch.utils.cpp_extension:_jit_compile(name, sources, extra_cflags, extra_cuda_cflags, extra_sycl_cflags, "
+    "extra_ldflags, extra_include_paths, build_directory, verbose, with_cuda, with_sycl, is_python_module, "
+    "is_standalone, keep_intermediates=)",
     why="Stock torch waits without a timeout for a lock in the build directory, which a killed or hostile process "
     "can block.",
     issue="https://github.com/pytorch/pytorch/issues/189245",
@@ -29,11 +28,10 @@ def jit_compile(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: A
         return wrapped(*args, **kwargs)
 
 
-@hook(
-    "torch.utils.cpp_extension:_write_ninja_file_and_build_library",
-    "name, sources, extra_cflags, extra_cuda_cflags, extra_sycl_cflags, extra_ldflags, extra_include_paths, "
-    "build_directory, verbose, with_cuda, with_sycl, is_standalone=",
-    verifies=True,
+@verifier(
+    "torch.utils.cpp_extension:_write_ninja_file_and_build_library(name, sources, extra_cflags, extra_cuda_cflags, "
+    "extra_sycl_cflags, extra_ldflags, extra_include_paths, build_directory, verbose, with_cuda, with_sycl, "
+    "is_standalone=)",
     why="Ninja goes by file times alone, so stock torch takes an outdated or planted library with a recent time for "
     "current.",
     issue="https://github.com/pytorch/pytorch/blob/v2.15.0/torch/utils/cpp_extension.py#L2559",
@@ -55,10 +53,8 @@ def build_library(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs:
     return build(*args, **kwargs)
 
 
-@hook(
-    "torch.utils.cpp_extension:_import_module_from_library",
-    "module_name, path, is_python_module",
-    verifies=True,
+@verifier(
+    "torch.utils.cpp_extension:_import_module_from_library(module_name, path, is_python_module)",
     why="Stock torch dlopens whatever library lies in the extensions directory, without checking who built it.",
     issue="https://github.com/pytorch/pytorch/blob/v2.15.0/torch/utils/cpp_extension.py#L3021",
 )
@@ -77,10 +73,8 @@ def import_module_from_library(wrapped: Callable[..., Any], instance: Any, args:
     return load(*args, **kwargs)
 
 
-@hook(
-    "torch.utils.cpp_extension:_run_ninja_build",
-    "build_directory, verbose, error_prefix",
-    verifies=True,
+@verifier(
+    "torch.utils.cpp_extension:_run_ninja_build(build_directory, verbose, error_prefix)",
     why="Stock torch reports a missing compiler or Python.h only as raw ninja output in a RuntimeError.",
     issue="https://github.com/pytorch/pytorch/blob/v2.15.0/torch/utils/cpp_extension.py#L2997",
 )

@@ -10,17 +10,15 @@ from typing import Any
 
 from safecache.code import sources
 from safecache.files import filesystem
-from safecache.patching.hook import hook
+from safecache.patching.hook import verifier
 from safecache.places.layout import CodeFile
 from safecache.store import gate
 
 __all__ = ["attest_if_new", "cutedsl_dir", "cutedsl_get", "cutedsl_set", "identity", "reachable_path"]
 
 
-@hook(
-    "torch._inductor.runtime.cutedsl_cache:_cache_dir",
-    "",
-    verifies=True,
+@verifier(
+    "torch._inductor.runtime.cutedsl_cache:_cache_dir()",
     why="Torch loads CuTe DSL objects from its cache directory, without asking who else can write there.",
     issue="https://github.com/pytorch/pytorch/pull/195610",
     since=(2, 13),
@@ -30,10 +28,9 @@ def cutedsl_dir(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: A
     return reachable_path(wrapped(*args, **kwargs))
 
 
-@hook(
-    "torch._inductor.runtime.cutedsl_cache:disk_cache_get",
-    "mem_cache, module_path, config_key, runtime_key, device_index=, device_capability=",
-    verifies=True,
+@verifier(
+    "torch._inductor.runtime.cutedsl_cache:disk_cache_get(mem_cache, module_path, config_key, runtime_key, "
+    "device_index=, device_capability=)",
     why="Torch loads whatever object file lies under the key into the process, without any check.",
     issue="https://github.com/pytorch/pytorch/blob/v2.15.0/torch/_inductor/runtime/cutedsl_cache.py#L114",
     since=(2, 13),
@@ -57,10 +54,9 @@ def cutedsl_get(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: A
     return get(*args, **kwargs)
 
 
-@hook(
-    "torch._inductor.runtime.cutedsl_cache:disk_cache_set",
-    "mem_cache, module_path, config_key, runtime_key, compiled_fn, device_index=, device_capability=",
-    verifies=True,
+@verifier(
+    "torch._inductor.runtime.cutedsl_cache:disk_cache_set(mem_cache, module_path, config_key, runtime_key, "
+    "compiled_fn, device_index=, device_capability=)",
     why="Torch saves a compiled object without a digest, so no reader can tell it from a planted or damaged one.",
     issue="https://github.com/pytorch/pytorch/blob/v2.15.0/torch/_inductor/runtime/cutedsl_cache.py#L153",
     since=(2, 13),

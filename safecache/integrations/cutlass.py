@@ -9,16 +9,14 @@ from typing import Any
 from unittest import mock
 
 from safecache.files import private_directory
-from safecache.patching.hook import hook
+from safecache.patching.hook import verifier
 
 __all__ = ["fetch_ops", "try_import_cutlass"]
 
 
-@hook(
-    "torch._inductor.codegen.cutlass.cache:maybe_fetch_ops",
-    "",
+@verifier(
+    "torch._inductor.codegen.cutlass.cache:maybe_fetch_ops()",
     "device_type",  # 2.11, 2.12
-    verifies=True,
     why="Torch reads CUTLASS operations from any JSON file in the cache directory, although no released torch "
     "writes one.",
     issue="https://github.com/pytorch/pytorch/pull/154686",
@@ -34,10 +32,8 @@ def fetch_ops(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
         return wrapped(*args, **kwargs)
 
 
-@hook(
-    "torch._inductor.codegen.cutlass.utils:try_import_cutlass",
-    "",
-    verifies=True,
+@verifier(
+    "torch._inductor.codegen.cutlass.utils:try_import_cutlass()",
     why="Torch leaves a cache directory on sys.path for good, so whoever writes there can add modules.",
     issue="https://github.com/pytorch/pytorch/blob/v2.15.0/torch/_inductor/codegen/cutlass/utils.py#L153",
     copies=(

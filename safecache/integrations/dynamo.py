@@ -12,7 +12,7 @@ from safecache import compiles, loads
 from safecache.entries import artifacts, saving, searches
 from safecache.errors import RefusedArtifactError
 from safecache.integrations.pickle_module import SealingPickle
-from safecache.patching.hook import PICKLE_MODULE, hook
+from safecache.patching.hook import PICKLE_MODULE, verifier
 from safecache.places.layout import CodeFile
 from safecache.places.refs import Ref
 from safecache.reporting import events, graph_names, report
@@ -38,10 +38,8 @@ __all__ = [
 ]
 
 
-@hook(
-    "torch._dynamo.aot_compile:AOTCompiledFunction.serialize",
-    "cls, fn, external_data=",
-    verifies=True,
+@verifier(
+    "torch._dynamo.aot_compile:AOTCompiledFunction.serialize(cls, fn, external_data=)",
     why="Stock torch writes a compiled function as a bare pickle without a signature, so no loader can tell a "
     "forged one.",
     issue="https://github.com/pytorch/pytorch/blob/v2.15.0/torch/_dynamo/aot_compile.py#L1150",
@@ -54,11 +52,9 @@ def serialize(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
     return dataclasses.replace(result, serialized_data=sealed)
 
 
-@hook(
-    "torch._dynamo.aot_compile:AOTCompiledFunction.deserialize",
-    "cls, data, f_globals=, external_closure_data=",  # to 2.14
-    "cls, data, f_globals=, external_closure_data=, *guard_globals=, *forward_not_resolved_reason=",
-    verifies=True,
+@verifier(
+    "torch._dynamo.aot_compile:AOTCompiledFunction.deserialize(cls, data, f_globals=, external_closure_data=)",
+    "cls, data, f_globals=, external_closure_data=, *guard_globals=, *forward_not_resolved_reason=",  # 2.15
     why="Stock torch unpickles a compiled function's bytes before it checks anything about their origin or "
     "compatibility.",
     issue="https://github.com/pytorch/pytorch/issues/196521",
@@ -92,10 +88,8 @@ def _loaded(kind: Kind, data: bytes, name: Callable[[], str], load: Callable[[],
         return loaded
 
 
-@hook(
-    "torch._dynamo.aot_compile:AOTCompiledModel.serialize",
-    "self",
-    verifies=True,
+@verifier(
+    "torch._dynamo.aot_compile:AOTCompiledModel.serialize(self)",
     why="Stock torch pickles a compiled model without a signature, so no loader can tell a forged or altered one.",
     issue="https://github.com/pytorch/pytorch/blob/v2.15.0/torch/_dynamo/aot_compile.py#L2402",
 )
@@ -104,11 +98,9 @@ def serialize_model(wrapped: Callable[..., Any], instance: Any, args: Any, kwarg
     return saving.seal_payload(wrapped(*args, **kwargs), Kind.AOT_MODEL)
 
 
-@hook(
-    "torch._dynamo.aot_compile:AOTCompiledModel.deserialize",
-    "cls, model, data",  # to 2.14
+@verifier(
+    "torch._dynamo.aot_compile:AOTCompiledModel.deserialize(cls, model, data)",  # to 2.14
     "cls, model, data, *guard_globals=",
-    verifies=True,
     why="Stock torch unpickles a compiled model's bytes before it checks anything about their origin or compatibility.",
     issue="https://github.com/pytorch/pytorch/issues/196521",
 )
@@ -145,10 +137,9 @@ class _GraphPickle(SealingPickle):
         return self.__wrapped__.loads(data, *args, **kwargs)
 
 
-@hook(
+@verifier(
     "torch._dynamo.aot_compile_types:pickle",
     PICKLE_MODULE,
-    verifies=True,
     why="Stock torch unpickles any graph in an artifact, and its PicklingError on saving does not say which object "
     "is the culprit.",
     issue="https://github.com/pytorch/pytorch/blob/v2.15.0/torch/_dynamo/aot_compile_types.py#L191",
@@ -158,18 +149,16 @@ def sealing_pickle(module: Any, *, enabled: Callable[[], bool]) -> Any:
     return _GraphPickle(module, enabled)
 
 
-@hook(
+@verifier(
     "torch._dynamo.package:pickle",
     PICKLE_MODULE,
-    verifies=True,
     why="Torch pickles entries without a checksum or signature, so flipped bits and planted entries unpickle "
     "unnoticed.",
     issue="https://github.com/pytorch/pytorch/blob/v2.15.0/torch/_inductor/codecache.py#L2362",
 )
-@hook(
+@verifier(
     "torch._dynamo.pgo:pickle",
     PICKLE_MODULE,
-    verifies=True,
     why="Torch pickles entries without a checksum or signature, so flipped bits and planted entries unpickle "
     "unnoticed.",
     issue="https://github.com/pytorch/pytorch/blob/v2.15.0/torch/_inductor/codecache.py#L2362",
@@ -183,10 +172,8 @@ def sealing_package_pickle(module: Any, *, enabled: Callable[[], bool]) -> Any:
 _FUNCTION = "function"
 
 
-@hook(
-    "torch._dynamo.package:DiskDynamoStore.write",
-    "self, cache_entry, path",
-    verifies=True,
+@verifier(
+    "torch._dynamo.package:DiskDynamoStore.write(self, cache_entry, path)",
     why="Stock torch pickles the package without a signature, and raises RuntimeError if it cannot write the file.",
     issue="https://github.com/pytorch/pytorch/blob/v2.15.0/torch/_dynamo/package.py#L1698",
 )
@@ -205,10 +192,8 @@ def write_package(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs:
     save(*args, **kwargs)
 
 
-@hook(
-    "torch._dynamo.package:DiskDynamoStore.read",
-    "self, path",
-    verifies=True,
+@verifier(
+    "torch._dynamo.package:DiskDynamoStore.read(self, path)",
     why="Stock torch unpickles whatever package file lies in the cache directory.",
     issue="https://github.com/pytorch/pytorch/blob/v2.15.0/torch/_dynamo/package.py#L1724",
 )
@@ -228,10 +213,8 @@ def read_package(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: 
     return load(*args, **kwargs)
 
 
-@hook(
-    "torch._dynamo.package:DiskDynamoCache.load",
-    "self, fn",
-    verifies=True,
+@verifier(
+    "torch._dynamo.package:DiskDynamoCache.load(self, fn)",
     why="The key is only a function's name and first line, so a function from another file gets a false cache hit.",
     issue="https://github.com/pytorch/pytorch/blob/v2.15.0/torch/_dynamo/package.py#L1503",
 )
@@ -281,10 +264,8 @@ def _package_file(store: Any, path: str) -> str:
     return os.path.join(store.path_prefix(), path, "entry")
 
 
-@hook(
-    "torch._dynamo.pgo:get_local_code_state",
-    "cache_key",
-    verifies=True,
+@verifier(
+    "torch._dynamo.pgo:get_local_code_state(cache_key)",
     why="Stock torch unpickles whatever profile lies in the cache, and one of a wrong type ends the compile.",
     issue="https://github.com/pytorch/pytorch/blob/v2.15.0/torch/_dynamo/pgo.py#L827",
 )
@@ -306,10 +287,8 @@ def get_local_code_state(wrapped: Callable[..., Any], instance: Any, args: Any, 
     return get(*args, **kwargs)
 
 
-@hook(
-    "torch._dynamo.pgo:lookup_remote_cache_entry",
-    "remote_cache, cache_key, event_name=",
-    verifies=True,
+@verifier(
+    "torch._dynamo.pgo:lookup_remote_cache_entry(remote_cache, cache_key, event_name=)",
     why="Stock torch unpickles whatever profile the remote cache returns, so whoever can write there executes code "
     "here.",
     issue="https://github.com/pytorch/pytorch/blob/v2.15.0/torch/_dynamo/pgo.py#L868",
@@ -324,10 +303,8 @@ def lookup_remote_cache_entry(wrapped: Callable[..., Any], instance: Any, args: 
     return lookup(*args, **kwargs)
 
 
-@hook(
-    "torch._dynamo.pgo:put_local_code_state",
-    "cache_key",
-    verifies=True,
+@verifier(
+    "torch._dynamo.pgo:put_local_code_state(cache_key)",
     why="Stock torch writes the profile without a signature, and an exception from pickling or writing it ends the "
     "compile.",
     issue="https://github.com/pytorch/pytorch/blob/v2.15.0/torch/_dynamo/pgo.py#L1029",
@@ -344,10 +321,8 @@ def put_local_code_state(wrapped: Callable[..., Any], instance: Any, args: Any, 
     put_code_state(put, instance, args, kwargs)
 
 
-@hook(
-    "torch._dynamo.pgo:put_remote_code_state",
-    "cache_key, extra_code_state=",
-    verifies=True,
+@verifier(
+    "torch._dynamo.pgo:put_remote_code_state(cache_key, extra_code_state=)",
     why="Stock torch uploads the profile without a signature, and an exception from pickling or storing it ends the "
     "compile.",
     issue="https://github.com/pytorch/pytorch/blob/v2.15.0/torch/_dynamo/pgo.py#L1071",

@@ -13,7 +13,7 @@ from typing import Any
 import wrapt
 
 from safecache.code import restricted
-from safecache.patching.hook import IMPORTLIB_MODULE, PICKLE_MODULE, SYMPY_MODULE, TORCH_MODULE, hook
+from safecache.patching.hook import IMPORTLIB_MODULE, PICKLE_MODULE, SYMPY_MODULE, TORCH_MODULE, verifier
 
 __all__ = [
     "deserialize_artifact",
@@ -26,22 +26,18 @@ __all__ = [
 ]
 
 
-@hook(
-    "torch.export.pt2_archive._package:load_pt2",
-    "f, *expected_opset_version=, *run_single_threaded=, *num_runners=, *device_index=, "
-    "*load_weights_from_disk=",  # to 2.14
+@verifier(
+    "torch.export.pt2_archive._package:load_pt2(f, *expected_opset_version=, *run_single_threaded=, *num_runners=, "
+    "*device_index=, *load_weights_from_disk=)",  # to 2.14
     "f, *expected_opset_version=, *run_single_threaded=, *num_runners=, *device_index=, *load_weights_from_disk=, "
     "*use_stream_affinity=",
-    verifies=True,
     why="Stock torch unpickles weights, constants and sample inputs of any archive, which executes code that the "
     "archive contains.",
     issue="https://github.com/pytorch/pytorch/pull/176791",
     copies=("torch._inductor.package.package",),
 )
-@hook(
-    "torch.export:load",
-    "f, *extra_files=, *expected_opset_version=",
-    verifies=True,
+@verifier(
+    "torch.export:load(f, *extra_files=, *expected_opset_version=)",
     why="Stock torch unpickles weights, constants and sample inputs of any archive, which executes code that the "
     "archive contains.",
     issue="https://github.com/pytorch/pytorch/pull/176791",
@@ -61,10 +57,8 @@ def load_pt2(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any)
         return wrapped(place, *rest, **named)
 
 
-@hook(
-    "torch._export.serde.serialize:deserialize_torch_artifact",
-    "serialized",
-    verifies=True,
+@verifier(
+    "torch._export.serde.serialize:deserialize_torch_artifact(serialized)",
     why="Stock torch retries a failed load with weights_only=False, so a malicious pickle need only fail the safe "
     "load.",
     issue="https://github.com/pytorch/pytorch/pull/169761",
@@ -84,10 +78,9 @@ def deserialize_artifact(wrapped: Callable[..., Any], instance: Any, args: Any, 
     return deserialize(*args, **kwargs)
 
 
-@hook(
-    "torch._export.serde.serialize:ExportedProgramDeserializer.deserialize",
-    "self, exported_program, state_dict, constants, example_inputs=, *_unsafe_skip_version_check=",
-    verifies=True,
+@verifier(
+    "torch._export.serde.serialize:ExportedProgramDeserializer.deserialize(self, exported_program, state_dict, "
+    "constants, example_inputs=, *_unsafe_skip_version_check=)",
     why="Stock torch pastes guards and names from the archive into Python source and executes it.",
     issue="https://github.com/pytorch/pytorch/blob/v2.15.0/torch/export/_unlift.py#L221",
 )
@@ -152,10 +145,9 @@ class _Importlib(wrapt.ObjectProxy[Any]):
         return self.__wrapped__.import_module(name, *args, **kwargs)
 
 
-@hook(
+@verifier(
     "torch.export.pt2_archive._package:torch",
     TORCH_MODULE,
-    verifies=True,
     why="Stock torch loads pickled weights with weights_only=False, and unpickles script objects, if the archive "
     "asks for it.",
     issue="https://github.com/pytorch/pytorch/pull/191149",
@@ -165,10 +157,9 @@ def guard_torch(module: Any, *, enabled: Callable[[], bool]) -> Any:
     return _Torch(module)
 
 
-@hook(
+@verifier(
     "torch.export.pt2_archive._package:pickle",
     PICKLE_MODULE,
-    verifies=True,
     why="Stock torch calls pickle.loads on opaque constants of an archive, whatever a caller says about weights_only.",
     issue="https://github.com/pytorch/pytorch/pull/191149",
     since=(2, 13),
@@ -178,10 +169,9 @@ def guard_pickle(module: Any, *, enabled: Callable[[], bool]) -> Any:
     return _Pickle(module)
 
 
-@hook(
+@verifier(
     "torch._export.serde.serialize:sympy",
     SYMPY_MODULE,
-    verifies=True,
     why="Stock torch passes expressions from the archive to sympy.sympify, which evaluates text as Python.",
     issue="https://github.com/pytorch/pytorch/blob/v2.15.0/torch/_export/serde/serialize.py#L2429",
 )
@@ -190,10 +180,9 @@ def guard_sympy(module: Any, *, enabled: Callable[[], bool]) -> Any:
     return _Sympy(module)
 
 
-@hook(
+@verifier(
     "torch.utils._pytree:importlib",
     IMPORTLIB_MODULE,
-    verifies=True,
     why="Stock torch imports any module that an archive names for an enum in its input tree, which runs the "
     "module's code.",
     issue="https://github.com/pytorch/pytorch/blob/v2.15.0/torch/utils/_pytree.py#L2040",

@@ -9,16 +9,14 @@ from typing import Any
 
 from safecache.code import sources
 from safecache.files import ownership, private_directory
-from safecache.patching.hook import hook
+from safecache.patching.hook import verifier
 from safecache.settings import config
 
 __all__ = ["flydsl_dir"]
 
 
-@hook(
-    "torch._inductor.runtime.flydsl_cache:configure_flydsl_cache_dir",
-    "",
-    verifies=True,
+@verifier(
+    "torch._inductor.runtime.flydsl_cache:configure_flydsl_cache_dir()",
     why="Torch points FlyDSL's cache at its own directory, without asking who else can write there.",
     issue="https://github.com/pytorch/pytorch/blob/v2.15.0/torch/_inductor/runtime/flydsl_cache.py#L136",
     since=(2, 15),

@@ -8,7 +8,7 @@ from typing import Any
 
 from safecache import compiles
 from safecache.code import generated, library_builds
-from safecache.patching.hook import hook
+from safecache.patching.hook import hook, verifier
 from safecache.tiers import fallback
 
 __all__ = [
@@ -24,10 +24,8 @@ __all__ = [
 ]
 
 
-@hook(
-    "torch._inductor.codecache:write",
-    "content, extension, extra=, hash_type=, specified_dir=, key=",
-    verifies=True,
+@verifier(
+    "torch._inductor.codecache:write(content, extension, extra=, hash_type=, specified_dir=, key=)",
     why="Stock torch keeps whatever file already lies at the path, even one whose content differs from the "
     "generated source.",
     issue="https://github.com/pytorch/pytorch/blob/v2.15.0/torch/_inductor/codecache.py#L601",
@@ -49,8 +47,7 @@ def write(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) ->
 
 
 @hook(
-    "torch._inductor.codecache:write_atomic",
-    "path_, content, make_dirs=, encode_utf_8=",
+    "torch._inductor.codecache:write_atomic(path_, content, make_dirs=, encode_utf_8=)",
     why="Stock torch names its temporary file after pid and thread, so two containers on one volume can publish "
     "each other's content.",
     issue="https://github.com/pytorch/pytorch/blob/v2.15.0/torch/_inductor/codecache.py#L626",
@@ -73,10 +70,8 @@ def write_atomic(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: 
     write_file(*args, **kwargs)
 
 
-@hook(
-    "torch._inductor.output_code:CompiledFxGraph.write_to_disk",
-    "self",
-    verifies=True,
+@verifier(
+    "torch._inductor.output_code:CompiledFxGraph.write_to_disk(self)",
     why="On a cache hit, stock torch leaves any existing file at the source's path and executes it instead of the "
     "entry's source.",
     issue="https://github.com/pytorch/pytorch/blob/v2.15.0/torch/_inductor/output_code.py#L1028",
@@ -86,17 +81,15 @@ def write_to_disk(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs:
     return fallback.attempt(lambda: generated.put_again(lambda: wrapped(*args, **kwargs), instance.source_code))
 
 
-@hook(
-    "torch._inductor.output_code:CompiledFxGraph.__init__",
-    "self, current_callable, graph, gm, output_strides, disabled_cudagraphs_reason, metrics_deltas, counter_deltas, "
-    "cudagraphs, example_inputs, static_input_idxs, fx_kwargs, inputs_to_check, runnable_graph_str, "
-    "inductor_post_grad_graph_str, compiled_fn_runner=, inductor_provenance_mapping_str=, "
-    "inductor_provenance_stack_traces_str=",  # 2.11
+@verifier(
+    "torch._inductor.output_code:CompiledFxGraph.__init__(self, current_callable, graph, gm, output_strides, "
+    "disabled_cudagraphs_reason, metrics_deltas, counter_deltas, cudagraphs, example_inputs, static_input_idxs, "
+    "fx_kwargs, inputs_to_check, runnable_graph_str, inductor_post_grad_graph_str, compiled_fn_runner=, "
+    "inductor_provenance_mapping_str=, inductor_provenance_stack_traces_str=)",  # 2.11
     "self, current_callable, graph, gm, output_strides, disabled_cudagraphs_reason, metrics_deltas, counter_deltas, "
     "cudagraphs, example_inputs, static_input_idxs, compile_region_name, fx_kwargs, inputs_to_check, "
     "runnable_graph_str, inductor_post_grad_graph_str, compiled_fn_runner=, inductor_provenance_mapping_str=, "
     "inductor_provenance_stack_traces_str=",
-    verifies=True,
     why="Stock torch reads the source for its entry back from disk, where another process may have removed or "
     "replaced it.",
     issue="https://github.com/pytorch/pytorch/blob/v2.15.0/torch/_inductor/output_code.py#L605",
@@ -110,10 +103,8 @@ def init(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> 
     initialise(*args, **kwargs)
 
 
-@hook(
-    "torch._inductor.codecache:_reload_python_module",
-    "key, path, set_sys_modules=",
-    verifies=True,
+@verifier(
+    "torch._inductor.codecache:_reload_python_module(key, path, set_sys_modules=)",
     why="Stock torch executes whatever Python file lies at the path in the cache directory, without checking its "
     "content.",
     issue="https://github.com/pytorch/pytorch/blob/v2.15.0/torch/_inductor/runtime/compile_tasks.py#L37",
@@ -129,10 +120,8 @@ def reload_python_module(wrapped: Callable[..., Any], instance: Any, args: Any, 
     return reload(*args, **kwargs)
 
 
-@hook(
-    "torch._inductor.codecache:_worker_compile_cpp",
-    "lock_path, cpp_builders",
-    verifies=True,
+@verifier(
+    "torch._inductor.codecache:_worker_compile_cpp(lock_path, cpp_builders)",
     why="Stock torch skips the build if any file exists at the target path, even a truncated or planted library.",
     issue="https://github.com/pytorch/pytorch/blob/v2.15.0/torch/_inductor/codecache.py#L4174",
 )
@@ -148,10 +137,8 @@ def worker_compile_cpp(wrapped: Callable[..., Any], instance: Any, args: Any, kw
     return compile(*args, **kwargs)
 
 
-@hook(
-    "torch._inductor.cpp_builder:CppBuilder.__init__",
-    "self, name, sources, BuildOption, output_dir=",
-    verifies=True,
+@verifier(
+    "torch._inductor.cpp_builder:CppBuilder.__init__(self, name, sources, BuildOption, output_dir=)",
     why="Stock torch sends compile workers only paths of sources, so a source replaced before the compiler reads it "
     "is built.",
     issue="https://github.com/pytorch/pytorch/blob/v2.15.0/torch/_inductor/cpp_builder.py#L2511",
@@ -166,10 +153,8 @@ def init_builder(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: 
     initialise(*args, **kwargs)
 
 
-@hook(
-    "torch._inductor.cpp_builder:CppBuilder.get_target_file_path",
-    "self",
-    verifies=True,
+@verifier(
+    "torch._inductor.cpp_builder:CppBuilder.get_target_file_path(self)",
     why="Callers of this function take any file that exists at the returned path for a finished, valid build.",
     issue="https://github.com/pytorch/pytorch/blob/v2.15.0/torch/_inductor/cpp_builder.py#L2718",
 )
@@ -180,10 +165,8 @@ def get_target_file_path(wrapped: Callable[..., Any], instance: Any, args: Any, 
     return path
 
 
-@hook(
-    "torch._inductor.cpp_builder:CppBuilder.build",
-    "self",
-    verifies=True,
+@verifier(
+    "torch._inductor.cpp_builder:CppBuilder.build(self)",
     why="The compiler writes to the final path, so a killed link leaves a partial library that crashes every later "
     "process.",
     issue="https://github.com/pytorch/pytorch/issues/102539",

@@ -12,7 +12,7 @@ from typing import Any
 
 from safecache.code import generated, sources
 from safecache.files import ownership
-from safecache.patching.hook import hook
+from safecache.patching.hook import verifier
 from safecache.places.layout import CodeFile
 from safecache.reporting.kinds import Reason
 from safecache.store import entry_files, gate
@@ -25,10 +25,8 @@ _RUNTIME = "libStandaloneHalideRuntime.so"
 _KERNEL = ("halide_kernel.a", "halide_kernel.h")
 
 
-@hook(
-    "torch._inductor.codecache:HalideCodeCache.generate_halide_async",
-    "cls, meta, source_code, submit_fn=",
-    verifies=True,
+@verifier(
+    "torch._inductor.codecache:HalideCodeCache.generate_halide_async(cls, meta, source_code, submit_fn=)",
     why="Torch takes the done marker as proof, and links whatever Halide library lies beside it.",
     issue="https://github.com/pytorch/pytorch/blob/v2.15.0/torch/_inductor/codecache.py#L4740",
 )
@@ -46,10 +44,8 @@ def generate_halide(wrapped: Callable[..., Any], instance: Any, args: Any, kwarg
     return fallback.attempt(lambda: start(*args, **kwargs))
 
 
-@hook(
-    "torch._inductor.codecache:HalideCodeCache.build_standalone_runtime",
-    "cls",
-    verifies=True,
+@verifier(
+    "torch._inductor.codecache:HalideCodeCache.build_standalone_runtime(cls)",
     why="Torch takes the done marker as proof, and links every kernel with whatever runtime lies beside it.",
     issue="https://github.com/pytorch/pytorch/blob/v2.15.0/torch/_inductor/codecache.py#L4821",
 )
@@ -65,10 +61,8 @@ def build_halide_runtime(wrapped: Callable[..., Any], instance: Any, args: Any, 
     return wrapped(*args, **kwargs)
 
 
-@hook(
-    "torch._inductor.codecache:_worker_task_halide",
-    "lockfile, jobs",
-    verifies=True,
+@verifier(
+    "torch._inductor.codecache:_worker_task_halide(lockfile, jobs)",
     why="Torch links the library that a subprocess left in the cache directory, without any check of its content.",
     issue="https://github.com/pytorch/pytorch/blob/v2.15.0/torch/_inductor/codecache.py#L4867",
 )
@@ -81,10 +75,8 @@ def halide_work(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: A
     do(*args, **kwargs)
 
 
-@hook(
-    "torch._inductor.codecache:touch",
-    "filename",
-    verifies=True,
+@verifier(
+    "torch._inductor.codecache:touch(filename)",
     why="Torch marks the runtime as built with an empty file, which holds no digest of the library.",
     issue="https://github.com/pytorch/pytorch/blob/v2.15.0/torch/_inductor/codecache.py#L4850",
 )

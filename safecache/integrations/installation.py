@@ -17,8 +17,7 @@ __all__ = ["cache_dir", "default_cache_dir", "ensure_cache", "torch_key", "trito
 
 
 @hook(
-    "torch._inductor.codecache:torch_key",
-    "",
+    "torch._inductor.codecache:torch_key()",
     why="Every process hashes all of torch's source files for its cache keys, which is slow on a cold or network disk.",
     issue="https://github.com/pytorch/pytorch/pull/137877",
     copies=("torch._inductor.async_compile", "torch._inductor.compile_worker.subproc_pool"),
@@ -35,8 +34,7 @@ def torch_key(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
 
 
 @hook(
-    "triton.runtime.cache:triton_key",
-    "",
+    "triton.runtime.cache:triton_key()",
     why="Every process hashes libtriton.so, hundreds of megabytes, for its cache keys.",
     issue="https://github.com/triton-lang/triton/issues/2008",
     copies=("triton.runtime.autotuner", "torch._inductor.runtime.triton_compat"),
@@ -63,8 +61,7 @@ def _root() -> str:
 
 
 @hook(
-    "torch._inductor.runtime.cache_dir_utils:cache_dir",
-    "",
+    "torch._inductor.runtime.cache_dir_utils:cache_dir()",
     why="Importing torch._dynamo creates the cache directory, so one that cannot be created ends the import.",
     issue="https://github.com/pytorch/pytorch/blob/v2.15.0/torch/_inductor/runtime/cache_dir_utils.py#L20",
     copies=(
@@ -110,8 +107,7 @@ def _default() -> str:
 
 
 @hook(
-    "torch._inductor.runtime.cache_dir_utils:default_cache_dir",
-    "",
+    "torch._inductor.runtime.cache_dir_utils:default_cache_dir()",
     why="Before 2.13 torch raises KeyError for a uid without a passwd entry, as OpenShift and docker --user assign.",
     issue="https://github.com/pytorch/pytorch/issues/140765",
     until=(2, 13),

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from safecache.code import lock_guards
-from safecache.patching.hook import hook
+from safecache.patching.hook import hook, verifier
 from safecache.settings import config
 
 __all__ = ["enter", "exit", "release", "try_acquire"]
@@ -15,8 +15,7 @@ _LOCK = "_safecache_lock"
 
 
 @hook(
-    "torch.utils._filelock:FileLock.__enter__",
-    "self",
+    "torch.utils._filelock:FileLock.__enter__(self)",
     why="Torch waits in silence for a build lock, up to 600 seconds, and then ends the compile with a Timeout.",
     issue="https://github.com/pytorch/pytorch/blob/v2.15.0/torch/_inductor/codecache.py#L4172",
 )
@@ -55,8 +54,7 @@ def enter(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) ->
 
 
 @hook(
-    "torch.utils._filelock:FileLock.__exit__",
-    "self, exc_type, exc_value, traceback",
+    "torch.utils._filelock:FileLock.__exit__(self, exc_type, exc_value, traceback)",
     why="FileLock.__exit__ uses a counter that only __enter__ sets, so leaving a lock that was never taken raises.",
     issue="https://github.com/pytorch/pytorch/blob/v2.15.0/torch/utils/_filelock.py#L34",
 )
@@ -66,10 +64,8 @@ def exit(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> 
     return wrapped(*args, **kwargs) if lock is None or lock.held else None
 
 
-@hook(
-    "torch.utils.file_baton:FileBaton.try_acquire",
-    "self",
-    verifies=True,
+@verifier(
+    "torch.utils.file_baton:FileBaton.try_acquire(self)",
     why="FileBaton takes a lock file for held even if its owner was killed, so later builds wait forever.",
     issue="https://github.com/pytorch/pytorch/issues/189245",
 )
@@ -87,10 +83,8 @@ def try_acquire(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: A
     return True
 
 
-@hook(
-    "torch.utils.file_baton:FileBaton.release",
-    "self",
-    verifies=True,
+@verifier(
+    "torch.utils.file_baton:FileBaton.release(self)",
     why="FileBaton.release removes the lock file even if this process never took it, or fails because there is none.",
     issue="https://github.com/pytorch/pytorch/blob/v2.15.0/torch/utils/file_baton.py#L63",
 )

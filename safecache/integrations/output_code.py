@@ -9,15 +9,13 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from safecache.patching.hook import hook
+from safecache.patching.hook import verifier
 
 __all__ = ["aot_load", "load_compiled"]
 
 
-@hook(
-    "torch._export:aot_load",
-    "so_path, device",
-    verifies=True,
+@verifier(
+    "torch._export:aot_load(so_path, device)",
     why="Stock torch dlopens any library that the path names, without checking its content or who built it.",
     issue="https://github.com/pytorch/pytorch/blob/v2.15.0/torch/_export/__init__.py#L170",
 )
@@ -37,10 +35,8 @@ def aot_load(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any)
     return load(*args, **kwargs)
 
 
-@hook(
-    "torch._inductor.output_code:CompiledAOTI.__post_init__",
-    "self",
-    verifies=True,
+@verifier(
+    "torch._inductor.output_code:CompiledAOTI.__post_init__(self)",
     why="Stock torch dlopens the library that an entry names by path, although anyone may have replaced it since.",
     issue="https://github.com/pytorch/pytorch/blob/v2.15.0/torch/_inductor/output_code.py#L1104",
 )

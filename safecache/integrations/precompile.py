@@ -11,15 +11,13 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from safecache.patching.hook import hook
+from safecache.patching.hook import verifier
 
 __all__ = ["load", "read_artifact", "to_cache_bytes", "write_artifact"]
 
 
-@hook(
-    "torch._precompile:PrecompiledModule.to_cache_bytes",
-    "self, python_code=",
-    verifies=True,
+@verifier(
+    "torch._precompile:PrecompiledModule.to_cache_bytes(self, python_code=)",
     why="Stock torch binds cache to source only by an unkeyed SHA-256, which anyone who alters both can compute anew.",
     issue="https://github.com/pytorch/pytorch/blob/v2.14.1/torch/_precompile.py",
     since=(2, 14),
@@ -35,10 +33,8 @@ def to_cache_bytes(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs
     return make(*args, **kwargs)
 
 
-@hook(
-    "torch._precompile:_PrecompileApi.load",
-    "self, python_code, cache",
-    verifies=True,
+@verifier(
+    "torch._precompile:_PrecompileApi.load(self, python_code, cache)",
     why="Stock torch unpickles the cache and executes the source after a mere comparison of unkeyed digests.",
     issue="https://github.com/pytorch/pytorch/blob/v2.14.1/torch/_precompile.py",
     since=(2, 14),
@@ -54,10 +50,8 @@ def load(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> 
     return execute(*args, **kwargs)
 
 
-@hook(
-    "torch._precompile:_write_artifact",
-    "artifact_path, cache_path, python_code, cache",
-    verifies=True,
+@verifier(
+    "torch._precompile:_write_artifact(artifact_path, cache_path, python_code, cache)",
     why="Stock torch writes the pair without a signature, so anyone who can write there can forge both files.",
     issue="https://github.com/pytorch/pytorch/blob/v2.15.0/torch/_precompile.py#L2551",
     since=(2, 15),
@@ -71,10 +65,8 @@ def write_artifact(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs
     write(*args, **kwargs)
 
 
-@hook(
-    "torch._precompile:_read_artifact",
-    "artifact_path, cache_path",
-    verifies=True,
+@verifier(
+    "torch._precompile:_read_artifact(artifact_path, cache_path)",
     why="Stock torch unpickles and executes what these two files hold, checked only by an unkeyed SHA-256 of the "
     "source.",
     issue="https://github.com/pytorch/pytorch/blob/v2.15.0/torch/_precompile.py#L2848",

@@ -9,15 +9,13 @@ from typing import Any
 
 from safecache.code import sources
 from safecache.integrations import cute_dsl
-from safecache.patching.hook import hook
+from safecache.patching.hook import verifier
 
 __all__ = ["quack_dir", "quack_lock", "quack_unlock"]
 
 
-@hook(
-    "torch._vendor.quack.cache.jit:get_cache_path",
-    "",
-    verifies=True,
+@verifier(
+    "torch._vendor.quack.cache.jit:get_cache_path()",
     why="Quack keeps loadable objects under a predictable name in the temporary directory, which another user can "
     "create first.",
     issue="https://github.com/pytorch/pytorch/blob/v2.15.0/torch/_vendor/quack/cache/jit.py#L52",
@@ -31,10 +29,8 @@ def quack_dir(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
     return directory
 
 
-@hook(
-    "torch._vendor.quack.cache.jit:FileLock.__enter__",
-    "self",
-    verifies=True,
+@verifier(
+    "torch._vendor.quack.cache.jit:FileLock.__enter__(self)",
     why="Quack loads whatever object file it finds after taking the lock, and notices only objects that fail to load.",
     issue="https://github.com/pytorch/pytorch/blob/v2.15.0/torch/_vendor/quack/cache/jit.py#L189",
     since=(2, 13),
@@ -49,10 +45,8 @@ def quack_lock(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: An
     return entered
 
 
-@hook(
-    "torch._vendor.quack.cache.jit:FileLock.__exit__",
-    "self, exc",
-    verifies=True,
+@verifier(
+    "torch._vendor.quack.cache.jit:FileLock.__exit__(self, exc)",
     why="Quack publishes a compiled object without a digest, so no later process can verify it.",
     issue="https://github.com/pytorch/pytorch/blob/v2.15.0/torch/_vendor/quack/cache/jit.py#L327",
     since=(2, 13),

@@ -6,15 +6,14 @@ from collections.abc import Callable
 from typing import Any
 
 from safecache.integrations import vllm
-from safecache.patching.hook import BUILTIN_OPEN, hook
+from safecache.patching.hook import BUILTIN_OPEN, verifier
 
 __all__ = ["open_file"]
 
 
-@hook(
+@verifier(
     "sglang.srt.compilation.backend:open",
     BUILTIN_OPEN,
-    verifies=True,
     why="SGLang trusts whatever table of artifacts it finds, and a full disk while it writes one ends the engine.",
     issue="https://github.com/vllm-project/vllm/pull/38920",
 )

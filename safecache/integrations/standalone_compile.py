@@ -15,7 +15,7 @@ from safecache import compiles, loads
 from safecache.code import vllm_files
 from safecache.entries import artifacts, loading, saving, searches
 from safecache.errors import RefusedArtifactError
-from safecache.patching.hook import PICKLE_MODULE, hook
+from safecache.patching.hook import PICKLE_MODULE, hook, verifier
 from safecache.places import layout
 from safecache.places.refs import Ref
 from safecache.reporting import events, report
@@ -30,13 +30,12 @@ _ARTIFACT_REMEDY = "Copy it from where it was made, or compile again."
 _READERS = ("_appending_byte_serializer.py", "standalone_compile.py")
 
 
-@hook(
+@verifier(
     (
         "torch._inductor.standalone_compile:CompiledArtifact.load",
         "torch._inductor.standalone_compile:CacheCompiledArtifact.load",
     ),
     "*path, *format=",
-    verifies=True,
     why="A standalone artifact with a missing or damaged entry ends in an AssertionError or FXGraphCacheMiss that "
     "does not name its file.",
     issue="https://github.com/pytorch/pytorch/blob/v2.15.0/torch/_inductor/standalone_compile.py#L272",
@@ -74,8 +73,7 @@ def load(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> 
 
 
 @hook(
-    "torch._inductor.standalone_compile:CacheCompiledArtifact.__init__",
-    "self, compiled_fn, artifacts",
+    "torch._inductor.standalone_compile:CacheCompiledArtifact.__init__(self, compiled_fn, artifacts)",
     why="Torch logs at level DEBUG alone that a standalone artifact cannot be saved, and forgets why.",
     issue="https://github.com/pytorch/pytorch/pull/187849",
 )
@@ -87,8 +85,7 @@ def init(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> 
 
 
 @hook(
-    "torch._inductor.standalone_compile:CacheCompiledArtifact.save",
-    "self, *path, *format=",
+    "torch._inductor.standalone_compile:CacheCompiledArtifact.save(self, *path, *format=)",
     why="The error for an artifact that cannot be saved does not say which object fails to pickle.",
     issue="https://github.com/vllm-project/vllm/pull/33571",
 )
@@ -135,10 +132,9 @@ class _VerifyingPickle(wrapt.ObjectProxy[Any]):
         return self.__wrapped__.loads(content)
 
 
-@hook(
+@verifier(
     "torch._inductor.standalone_compile:pickle",
     PICKLE_MODULE,
-    verifies=True,
     why="Saving an unpacked artifact unpickles every file under its keys, even old ones that rmtree failed to remove.",
     issue="https://github.com/pytorch/pytorch/blob/v2.15.0/torch/_inductor/standalone_compile.py#L244",
 )
@@ -169,10 +165,8 @@ def _is_miss(error: Exception) -> bool:
     return isinstance(error, AssertionError) or type(error).__name__ == "FXGraphCacheMiss"
 
 
-@hook(
-    "torch._inductor.runtime.caching.implementations:_OnDiskCacheImpl.get",
-    "self, key",
-    verifies=True,
+@verifier(
+    "torch._inductor.runtime.caching.implementations:_OnDiskCacheImpl.get(self, key)",
     why="The on-disk memoizer checks a version header alone, and its caller unpickles whatever bytes follow.",
     issue="https://github.com/pytorch/pytorch/blob/v2.15.0/torch/_inductor/runtime/caching/implementations.py#L301",
 )
@@ -192,10 +186,8 @@ def get_cached(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: An
     return find(*args, **kwargs)
 
 
-@hook(
-    "torch._inductor.runtime.caching.implementations:_OnDiskCacheImpl.insert",
-    "self, key, value",
-    verifies=True,
+@verifier(
+    "torch._inductor.runtime.caching.implementations:_OnDiskCacheImpl.insert(self, key, value)",
     why="The on-disk memoizer writes values in place, and never replaces a partial one that a killed process left.",
     issue="https://github.com/pytorch/pytorch/blob/v2.15.0/torch/_inductor/runtime/caching/implementations.py#L320",
 )

@@ -13,7 +13,7 @@ from safecache import compiles
 from safecache.code import triton_files, triton_remote
 from safecache.entries import searches
 from safecache.entries.searches import Search
-from safecache.patching.hook import hook
+from safecache.patching.hook import verifier
 from safecache.places.refs import locate
 from safecache.ports import Compiling, KernelRequest, Saved, plugs, tell
 from safecache.reporting import graph_names
@@ -41,10 +41,8 @@ _INSTEAD_MANAGER_CLASS = (
 _ROLE = "_safecache_role"
 
 
-@hook(
-    "triton.runtime.cache:FileCacheManager.__init__",
-    "self, key, override=, dump=",
-    verifies=True,
+@verifier(
+    "triton.runtime.cache:FileCacheManager.__init__(self, key, override=, dump=)",
     why="Triton creates the cache directory before every lookup, so a read-only or full directory ends the compile.",
     issue="https://github.com/triton-lang/triton/blob/v3.9.0/python/triton/runtime/cache.py#L55",
     instead=_INSTEAD_MANAGER_CLASS,
@@ -64,10 +62,8 @@ def init(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> 
     make(*args, **kwargs)
 
 
-@hook(
-    "triton.runtime.cache:FileCacheManager.put",
-    "self, data, filename, binary=",
-    verifies=True,
+@verifier(
+    "triton.runtime.cache:FileCacheManager.put(self, data, filename, binary=)",
     why="Any OSError while Triton writes a cache file ends the compile, although the kernel itself was made.",
     issue="https://github.com/triton-lang/triton/issues/11512",
     instead=_INSTEAD_MANAGER_CLASS,
@@ -91,10 +87,8 @@ def _encoded(data: Any) -> bytes:
     return data if isinstance(data, bytes) else str(data).encode(locale.getpreferredencoding(False), "backslashreplace")
 
 
-@hook(
-    "triton.runtime.cache:FileCacheManager.put_group",
-    "self, filename, group",
-    verifies=True,
+@verifier(
+    "triton.runtime.cache:FileCacheManager.put_group(self, filename, group)",
     why="Triton's group list binds file paths but no digests, so concurrent writers pair one's cubin with another's "
     "metadata.",
     issue="https://github.com/triton-lang/triton/pull/11319",
@@ -115,10 +109,8 @@ def put_group(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
     return put(*args, **kwargs)
 
 
-@hook(
-    "triton.runtime.cache:FileCacheManager.get_file",
-    "self, filename",
-    verifies=True,
+@verifier(
+    "triton.runtime.cache:FileCacheManager.get_file(self, filename)",
     why="Triton returns whatever file exists under that name, and its caller loads it with dlopen.",
     issue="https://github.com/pytorch/pytorch/pull/195610",
     instead=_INSTEAD_MANAGER_CLASS,
@@ -135,10 +127,8 @@ def get_file(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any)
     return get(*args, **kwargs)
 
 
-@hook(
-    "triton.runtime.cache:FileCacheManager.get_group",
-    "self, filename",
-    verifies=True,
+@verifier(
+    "triton.runtime.cache:FileCacheManager.get_group(self, filename)",
     why="Triton up to 3.7 takes a group with missing files as a cache hit, then dies of the missing cubin.",
     issue="https://github.com/triton-lang/triton/pull/10411",
     instead=_INSTEAD_MANAGER_CLASS,
@@ -164,10 +154,8 @@ def get_group(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
     return get(*args, **kwargs)
 
 
-@hook(
-    "triton.runtime.cache:RemoteCacheManager.__init__",
-    "self, key, override=, dump=",
-    verifies=True,
+@verifier(
+    "triton.runtime.cache:RemoteCacheManager.__init__(self, key, override=, dump=)",
     why="Triton's remote backend stores and returns bare bytes, without checksum or signature.",
     issue="https://github.com/triton-lang/triton/blob/v3.9.0/python/triton/runtime/cache.py#L177",
     instead=_INSTEAD_MANAGER_CLASS,
@@ -178,10 +166,8 @@ def init_remote(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: A
     instance._backend = triton_remote.Backend(instance._backend, instance._file_cache_manager.cache_dir)
 
 
-@hook(
-    "triton.runtime.cache:RemoteCacheManager.put",
-    "self, data, filename, binary=",
-    verifies=True,
+@verifier(
+    "triton.runtime.cache:RemoteCacheManager.put(self, data, filename, binary=)",
     why="Triton passes its own new files and files from the remote through the same _materialize, which cannot tell "
     "them apart.",
     issue="https://github.com/triton-lang/triton/blob/v3.9.0/python/triton/runtime/cache.py#L211",
@@ -193,10 +179,8 @@ def remote_put(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: An
         return wrapped(*args, **kwargs)
 
 
-@hook(
-    "triton.runtime.cache:RemoteCacheManager._materialize",
-    "self, filename, data",
-    verifies=True,
+@verifier(
+    "triton.runtime.cache:RemoteCacheManager._materialize(self, filename, data)",
     why="Triton writes whatever bytes the remote backend returns into the local cache, and loads them as a kernel.",
     issue="https://github.com/triton-lang/triton/blob/v3.9.0/python/triton/runtime/cache.py#L187",
     instead=_INSTEAD_MANAGER_CLASS,
@@ -213,10 +197,8 @@ def materialize(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: A
     return keep(*args, **kwargs)
 
 
-@hook(
-    "triton.runtime.cache:RemoteCacheManager.get_group",
-    "self, filename",
-    verifies=True,
+@verifier(
+    "triton.runtime.cache:RemoteCacheManager.get_group(self, filename)",
     why="Triton up to 3.7 accepts a remote group with missing files as a cache hit, and fails when it loads the "
     "kernel.",
     issue="https://github.com/triton-lang/triton/pull/10411",

@@ -13,7 +13,7 @@ from safecache import launchers
 from safecache.code import triton_files
 from safecache.entries import saving
 from safecache.launchers import kernel_recipe
-from safecache.patching.hook import PICKLABLE_LAUNCHERS, hook
+from safecache.patching.hook import PICKLABLE_LAUNCHERS, hook, verifier
 from safecache.places import layout
 from safecache.places.layout import CodeFile
 from safecache.ports import Use, plugs
@@ -38,15 +38,13 @@ _MISSING = "Cubin file saved by TritonBundler not found at %s"
 
 
 @hook(
-    "torch._inductor.runtime.triton_heuristics:StaticTritonCompileResult.make_launcher",
-    "self",
+    "torch._inductor.runtime.triton_heuristics:StaticTritonCompileResult.make_launcher(self)",
     why="Inductor makes launchers with exec, so pickle cannot find them by name, and one reference makes an entry "
     "unsaveable.",
     issue="https://github.com/pytorch/pytorch/issues/180911",
 )
 @hook(
-    "torch._inductor.runtime.triton_heuristics:TritonCompileResult.make_launcher",
-    "self",
+    "torch._inductor.runtime.triton_heuristics:TritonCompileResult.make_launcher(self)",
     why="Inductor makes launchers with exec, so pickle cannot find them by name, and one reference makes an entry "
     "unsaveable.",
     issue="https://github.com/pytorch/pytorch/issues/180911",
@@ -76,10 +74,8 @@ def make_launcher(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs:
         return function
 
 
-@hook(
-    "torch._inductor.runtime.triton_heuristics:StaticTritonCompileResult.reload_cubin_path",
-    "self",
-    verifies=True,
+@verifier(
+    "torch._inductor.runtime.triton_heuristics:StaticTritonCompileResult.reload_cubin_path(self)",
     why="Torch only tests whether a cubin file exists, then loads whatever it contains.",
     issue="https://github.com/pytorch/pytorch/pull/194918",
 )
@@ -110,8 +106,7 @@ def _is_of_missing(error: RuntimeError) -> bool:
 
 
 @hook(
-    "torch._inductor.runtime.triton_heuristics:CachingAutotuner._build_fast_launcher",
-    "self, launcher",
+    "torch._inductor.runtime.triton_heuristics:CachingAutotuner._build_fast_launcher(self, launcher)",
     why="Torch builds the fast launcher as another nameless function, which pickle cannot save either.",
     issue="https://github.com/pytorch/pytorch/blob/v2.15.0/torch/_inductor/runtime/triton_heuristics.py#L2705",
     since=(2, 13),
@@ -136,8 +131,7 @@ def build_fast_launcher(wrapped: Callable[..., Any], instance: Any, args: Any, k
 
 
 @hook(
-    "torch._inductor.runtime.triton_heuristics:CachingAutotuner.__getstate__",
-    "self",
+    "torch._inductor.runtime.triton_heuristics:CachingAutotuner.__getstate__(self)",
     why="Torch raises AssertionError when an autotuner is pickled after its launchers were made.",
     issue="https://github.com/pytorch/pytorch/pull/144044",
     marker=PICKLABLE_LAUNCHERS,
@@ -147,10 +141,8 @@ def getstate(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any)
     return wrapped.__func__(kernel_recipe.autotuner(instance))  # type: ignore[attr-defined]
 
 
-@hook(
-    "torch._inductor.triton_bundler:TritonBundler.read_and_emit",
-    "bundle",
-    verifies=True,
+@verifier(
+    "torch._inductor.triton_bundler:TritonBundler.read_and_emit(bundle)",
     why="Torch skips a kernel directory that is not empty, however incomplete, and a full disk makes the cache hit "
     "fail.",
     issue="https://github.com/pytorch/pytorch/blob/v2.15.0/torch/_inductor/triton_bundler.py#L384",
@@ -195,10 +187,8 @@ def _files_of_kernel(kernel: Any, directory: str) -> Iterator[tuple[str, bytes]]
         yield os.path.join(directory, artifact.filename), content
 
 
-@hook(
-    "torch._inductor.triton_bundler:TritonBundler.collect",
-    "cls",
-    verifies=True,
+@verifier(
+    "torch._inductor.triton_bundler:TritonBundler.collect(cls)",
     why="Torch bundles whatever files lie in a kernel's directory into the entry, without any hash to detect "
     "corruption.",
     issue="https://github.com/pytorch/pytorch/pull/138239",
@@ -244,8 +234,7 @@ def _is_sound(kernel: Any, directory: str) -> bool:
 
 
 @hook(
-    "torch._inductor.triton_bundler:TritonBundler.put_static_autotuner",
-    "cls, key, kernel",
+    "torch._inductor.triton_bundler:TritonBundler.put_static_autotuner(cls, key, kernel)",
     why="If the deepcopy raises, torch leaves the autotuner stripped of its launchers and function, and the compile "
     "fails.",
     issue="https://github.com/pytorch/pytorch/blob/v2.15.0/torch/_inductor/triton_bundler.py#L193",

@@ -12,7 +12,7 @@ from typing import Any
 
 from safecache import compiles, loads
 from safecache.code import exec_directory, triton_files
-from safecache.patching.hook import hook
+from safecache.patching.hook import hook, verifier
 from safecache.ports import KernelRequest, Use, plugs
 from safecache.reporting.kinds import Kind
 
@@ -45,8 +45,7 @@ def compile(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) 
 
 
 @hook(
-    "triton.compiler.compiler:get_cache_key",
-    "src, backend, backend_options, env_vars",
+    "triton.compiler.compiler:get_cache_key(src, backend, backend_options, env_vars)",
     why="Triton asks its cache by file name only, so the lookup does not know which kernel a miss will compile.",
     issue="https://github.com/triton-lang/triton/blob/v3.9.0/python/triton/compiler/compiler.py#L246",
     instead=_INSTEAD_LISTENER,
@@ -65,10 +64,8 @@ def get_cache_key(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs:
     return computed(*args, **kwargs)
 
 
-@hook(
-    "triton.compiler.compiler:CompiledKernel.__init__",
-    "self, src, metadata_group, hash",
-    verifies=True,
+@verifier(
+    "triton.compiler.compiler:CompiledKernel.__init__(self, src, metadata_group, hash)",
     why="Triton reads the files of a kernel back by name, even just after writing them, and a vanished file ends "
     "the compile.",
     issue="https://github.com/triton-lang/triton/pull/11869",
@@ -98,8 +95,7 @@ def _directory(hash: str) -> str:
 
 
 @hook(
-    "triton.runtime.build:_build",
-    "name, src, srcdir, library_dirs, include_dirs, libraries, ccflags",  # 3.6, 3.7
+    "triton.runtime.build:_build(name, src, srcdir, library_dirs, include_dirs, libraries, ccflags)",  # 3.6, 3.7
     "name, src, srcdir, library_dirs, include_dirs, libraries, ccflags, language=",
     why="Without a C compiler or Python.h, Triton fails with a bare error that does not say what to install.",
     issue="https://github.com/pytorch/pytorch/issues/129351",
@@ -113,8 +109,7 @@ def build(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) ->
 
 
 @hook(
-    "triton.runtime.build:_load_module_from_path",
-    "name, path",
+    "triton.runtime.build:_load_module_from_path(name, path)",
     why="From a noexec mount, dlopen of a helper of Triton's fails with an error that does not name the mount.",
     issue="https://github.com/pytorch/pytorch/issues/123054",
 )
@@ -133,8 +128,7 @@ def load_module_from_path(wrapped: Callable[..., Any], instance: Any, args: Any,
 
 
 @hook(
-    "torch.utils._triton:_raise_triton_cache_load_error",
-    "exc",
+    "torch.utils._triton:_raise_triton_cache_load_error(exc)",
     why="Torch guesses a noexec cache from the text of any load error, and puts that guess over the real explanation.",
     issue="https://github.com/pytorch/pytorch/pull/184362",
     since=(2, 13),

@@ -11,7 +11,7 @@ import wrapt
 from safecache import compiles
 from safecache.code import vllm_files
 from safecache.errors import RefusedArtifactError
-from safecache.patching.hook import BUILTIN_OPEN, OS_MODULE, hook
+from safecache.patching.hook import BUILTIN_OPEN, OS_MODULE, hook, verifier
 from safecache.ports import Served, tell
 from safecache.reporting import events
 
@@ -19,8 +19,7 @@ __all__ = ["initialize_cache", "load_artifact", "load_model", "open_file", "reco
 
 
 @hook(
-    "vllm.compilation.decorators:_try_load_aot_compiled_fn",
-    "model, aot_compilation_path",  # 0.20 to 0.33
+    "vllm.compilation.decorators:_try_load_aot_compiled_fn(model, aot_compilation_path)",  # 0.20 to 0.33
     why="vLLM catches every exception of a model load and compiles again, so a refused model cannot stop the start.",
     issue="https://github.com/vllm-project/vllm/pull/35115",
 )
@@ -37,8 +36,8 @@ def load_model(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: An
 
 
 @hook(
-    "vllm.compilation.caching:reconstruct_serializable_fn_from_mega_artifact",
-    "state, standalone_compile_artifacts, vllm_config, sym_shape_indices_map, returns_tuple_map, fake_mode",
+    "vllm.compilation.caching:reconstruct_serializable_fn_from_mega_artifact(state, standalone_compile_artifacts, "
+    "vllm_config, sym_shape_indices_map, returns_tuple_map, fake_mode)",
     why="vLLM takes a saved model with no compiled part as a cache hit, and runs eager from then on.",
     issue="https://github.com/vllm-project/vllm/pull/56879",
 )
@@ -78,8 +77,7 @@ def sending_os(module: Any, *, enabled: Callable[[], bool]) -> Any:
 
 
 @hook(
-    "vllm.compilation.backends:CompilerManager.initialize_cache",
-    "self, cache_dir, disable_cache=, prefix=",
+    "vllm.compilation.backends:CompilerManager.initialize_cache(self, cache_dir, disable_cache=, prefix=)",
     why="vLLM looks for its table of artifacts on local disk only, so a new machine compiles everything again.",
     issue="https://github.com/pytorch/pytorch/issues/170621",
 )
@@ -95,8 +93,7 @@ def initialize_cache(wrapped: Callable[..., Any], instance: Any, args: Any, kwar
 
 
 @hook(
-    "vllm.compilation.backends:CompilerManager.load",
-    "self, graph, example_inputs, graph_index, compile_range",  # 0.20 to 0.33
+    "vllm.compilation.backends:CompilerManager.load(self, graph, example_inputs, graph_index, compile_range)",
     why="vLLM catches nothing when an artifact fails to load, so one bad artifact ends the engine at every start.",
     issue="https://github.com/vllm-project/vllm/issues/52154",
 )
@@ -114,10 +111,9 @@ def load_artifact(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs:
         return None
 
 
-@hook(
+@verifier(
     "vllm.compilation.backends:open",
     BUILTIN_OPEN,
-    verifies=True,
     why="vLLM trusts whatever table of artifacts it finds, and a full disk while it writes one ends the engine.",
     issue="https://github.com/vllm-project/vllm/pull/38920",
 )

@@ -145,8 +145,7 @@ def _is_tuning() -> bool:
 
 
 @hook(
-    "triton.runtime.autotuner:Autotuner.prune_configs",
-    "self, kwargs",
+    "triton.runtime.autotuner:Autotuner.prune_configs(self, kwargs)",
     why="Triton's autotuner compiles the configurations one after another, although compiling takes most of its time.",
     issue="https://github.com/triton-lang/triton/issues/4806",
 )
@@ -161,8 +160,7 @@ def prune_configs(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs:
 
 
 @hook(
-    "triton.runtime.autotuner:Autotuner._bench",
-    "self, args, *config, meta",
+    "triton.runtime.autotuner:Autotuner._bench(self, args, *config, meta)",
     why="A configuration on which LLVM aborts kills the whole process, since the autotuner skips Python exceptions "
     "alone.",
     issue="https://github.com/triton-lang/triton/issues/6803",

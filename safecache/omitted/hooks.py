@@ -15,8 +15,7 @@ __all__ = ["note_implementation"]
 
 
 @hook(
-    "torch.library:Library.impl",
-    "self, op_name, fn, dispatch_key=, *with_keyset=, *allow_override=",
+    "torch.library:Library.impl(self, op_name, fn, dispatch_key=, *with_keyset=, *allow_override=)",
     why="Torch's cache keys leave out the code of custom ops, so a changed op still hits the old graph.",
     issue="https://github.com/pytorch/pytorch/issues/160472",
 )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import Enum
+from functools import partial
 from types import FunctionType, ModuleType
 from typing import Any, NamedTuple, TypeVar
 
@@ -28,6 +29,7 @@ __all__ = [
     "HookStatus",
     "find_hooks",
     "hook",
+    "verifier",
 ]
 
 # From the first up to, but not including, the second: the releases the suite runs on.
@@ -134,6 +136,8 @@ def hook(
 ) -> Callable[[Function], Function]:
     """Describe what a function wraps: each target, ``module:attribute``, whose signature is one of these.
 
+    A single target can have the first of them behind it, in brackets.
+
     ``why``: the defect upstream; ``issue``: a link to it. ``verifies``: it seals, verifies, or makes sure that what is
     refused is recompiled, so strict mode starts with nothing that lacks it. ``since``: the first torch with the symbol;
     ``until``: the first that does not need the hook. ``copies``: modules that import the symbol by name. ``marker``: an
@@ -146,12 +150,17 @@ def hook(
         rows = []
         for target in (targets,) if isinstance(targets, str) else targets:
             module, _, attribute = target.partition(":")
-            place = function, module, attribute, signatures, verifies, why, issue, since, until, copies, marker
+            attribute, bracket, signature = attribute.partition("(")
+            known = (signature.removesuffix(")"), *signatures) if bracket else signatures
+            place = function, module, attribute, known, verifies, why, issue, since, until, copies, marker
             rows.append(Hook(*place, needs or module.partition(".")[0], instead))
         vars(function)[_HOOKS] = [*rows, *vars(function).get(_HOOKS, ())]  # the lowest decorator is called first
         return function
 
     return describe
+
+
+verifier = partial(hook, verifies=True)
 
 
 def find_hooks(module: ModuleType) -> list[Hook]:

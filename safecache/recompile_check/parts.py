@@ -54,7 +54,7 @@ _LEFT_OUT = frozenset(
         "aot_forward_graph_str",
         "aot_backward_graph_str",
         "min_cut_info_str",
-        # Which of a kernel's configurations is the fastest is measured anew, unless it is known: then no other is compiled.
+        # Which of a kernel's configurations is the fastest is measured anew; where it is known, no other is compiled.
         "autotune_cache_info",
         # Kernels, by the hash of their source, which is compared.
         "_triton_bundle",

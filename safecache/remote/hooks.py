@@ -81,8 +81,7 @@ def redis_client_at(host: str, port: int) -> Redis:
 
 
 @hook(
-    "torch._inductor.remote_cache:RedisRemoteCacheBackend.__init__",
-    "self, cache_id",
+    "torch._inductor.remote_cache:RedisRemoteCacheBackend.__init__(self, cache_id)",
     why="Torch sets no timeout on its Redis client and handles ConnectionError alone, so a silent server hangs the "
     "compile.",
     issue="https://github.com/pytorch/pytorch/blob/v2.15.0/torch/_inductor/remote_cache.py#L287",
@@ -94,8 +93,7 @@ def init_torch_redis(wrapped: Callable[..., Any], instance: Any, args: Any, kwar
 
 
 @hook(
-    "triton.runtime.cache:RedisRemoteCacheBackend.__init__",
-    "self, key",
+    "triton.runtime.cache:RedisRemoteCacheBackend.__init__(self, key)",
     why="Triton reads its Redis settings from knobs.cache.redis, which does not exist, so the backend always raises "
     "AttributeError.",
     issue="https://github.com/triton-lang/triton/blob/v3.9.0/python/triton/runtime/cache.py#L152",

@@ -286,8 +286,7 @@ def add_file(admitted: Admitted) -> None:
 
 
 @hook(
-    "torch._inductor.output_code:CompiledFxGraph.post_compile",
-    "self, example_inputs, constants, graph_kwargs",
+    "torch._inductor.output_code:CompiledFxGraph.post_compile(self, example_inputs, constants, graph_kwargs)",
     why="A cached graph that crashes its process is loaded and crashes again at every start until someone deletes "
     "the cache.",
     issue="https://github.com/vllm-project/vllm/issues/24915",
@@ -332,8 +331,7 @@ def _load_kernel(trial: Trial, work: Callable[[], Any]) -> Any:
 
 
 @hook(
-    "triton.runtime.jit:JITFunction._do_compile",
-    "self, key, signature, device, constexprs, options, attrs, warmup",
+    "triton.runtime.jit:JITFunction._do_compile(self, key, signature, device, constexprs, options, attrs, warmup)",
     why="Triton keeps no record of a cached kernel that crashed at its first launch, so every start crashes again.",
     issue="https://github.com/triton-lang/triton/blob/v3.9.0/python/triton/runtime/jit.py#L887",
 )

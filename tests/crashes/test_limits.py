@@ -8,7 +8,7 @@ import types
 import pytest
 
 from safecache import compiles
-from safecache.integrations import triton_compiler
+from safecache.integrations import triton_runtime
 from safecache.isolation import asked, limits
 from safecache.ports import Compiler, plugs
 
@@ -89,5 +89,5 @@ def test_a_compile_that_was_told_of_leaves_the_next_to_tell(monkeypatch):
             return work()
 
     monkeypatch.setattr(plugs, "compiler", Telling())
-    found = [triton_compiler.compile(lambda _: compiles.current.is_told, None, ("source",), {}) for _ in range(2)]
+    found = [triton_runtime.compile(lambda _: compiles.current.is_told, None, ("source",), {}) for _ in range(2)]
     assert found == [True, True] and not compiles.current.is_told
