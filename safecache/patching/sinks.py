@@ -26,6 +26,7 @@ __all__ = [
     "differences",
     "installed",
     "listed",
+    "newest",
     "release_of",
     "scan",
     "scan_source",
@@ -287,9 +288,8 @@ def _verdict(line: str) -> Verdict:
 def _row(found: re.Match[str], verdict: Verdict) -> Listed:
     module, function, what, times, since, until = found.groups()
     distribution = module.partition("/")[0]
-    major, minor = _LAST[distribution]
     first = release_of(since) if since else _FIRST[distribution]
-    last = release_of(until or since) if since else (major, minor - 1)
+    last = release_of(until or since) if since else newest(distribution)
     return Listed(Sink(module, function, what, int(times or 1)), verdict, first, last)
 
 
@@ -297,6 +297,12 @@ def release_of(version: str) -> tuple[int, int]:
     """The major and minor version; (0, 0), for which nothing is listed, if the text has none."""
     digits = re.match(r"(\d+)\.(\d+)", version)
     return (int(digits[1]), int(digits[2])) if digits else (0, 0)
+
+
+def newest(distribution: str) -> tuple[int, int]:
+    """The last release of torch or triton that is listed."""
+    major, minor = _LAST[distribution]
+    return major, minor - 1
 
 
 def listed(distribution: str, release: tuple[int, int]) -> dict[Sink, Verdict]:
