@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import importlib
 import os
 import sys
 from collections.abc import Sequence
 
 from safecache._version import __version__
-from safecache.cli import EXIT_FINDINGS
+from safecache.cli import EXIT_FINDINGS, EXIT_USAGE
 from safecache.errors import ConfigError, SafecacheError, printable
 from safecache.files import stamps
 from safecache.settings import config
@@ -88,6 +89,10 @@ def _overview() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
+    near = difflib.get_close_matches(words[0], _COMMANDS, 1) if words and words[0] not in _COMMANDS else []
+    if near:
+        print(printable(f"safecache: there is no command {words[0]!r}: did you mean {near[0]!r}?"), file=sys.stderr)
+        return EXIT_USAGE
     command: str = _overview().parse_args(words[:1]).command
     name, what = _COMMANDS[command]
     module = importlib.import_module(f"safecache.cli.{name}")

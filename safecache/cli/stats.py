@@ -23,6 +23,7 @@ from safecache.history.run_summary import ALL, LAST, Line, Process, Summary
 from safecache.history.shared_compiles import Shared
 from safecache.places import layout
 from safecache.ports import Outcome
+from safecache.reporting import policy
 from safecache.reporting.kinds import LOOKED_UP, OF_FLIGHTS, OF_REMOTE, OF_VERIFICATION, Count, Kind
 from safecache.settings import config, timestamps
 from safecache.settings.units import write_size
@@ -111,8 +112,21 @@ def _report(summary: Summary, shared: list[Shared]) -> dict[str, Any]:
         "verification": {each.name.lower(): summary.verified[each.value] for each in OF_VERIFICATION},
         "remote": {count.name.lower(): summary.remote[count.value] for count in OF_REMOTE},
         "by_process": [each._asdict() for each in summary.by_process],
+        "effect": dict(zip(("verified", "refused", "seconds_spared"), _effect(summary), strict=True)),
         "missed": [dict(line._asdict(), time=timestamps.write(line.time), counts=None) for line in summary.missed],
     }
+
+
+def _effect(summary: Summary) -> tuple[int, int, float]:
+    """The hits, all of which were verified; the lookups that refused what was there, and missed; the seconds spared."""
+    ends = [(*_LABELS[what][1:], number) for what, number in summary.counts.items()]
+    hits = sum(number for outcome, _, number in ends if outcome is Outcome.HIT)
+    refused = sum(
+        number
+        for outcome, reason, number in ends
+        if outcome is Outcome.MISS and reason is not None and policy.decide(reason, strict=False).warn
+    )
+    return hits, refused, run_summary.seconds(summary.times, Time.SAVED)
 
 
 def _of(kind: Kind, counts: Counter[str]) -> dict[str, Any]:
@@ -133,11 +147,10 @@ def _print(summary: Summary, shared: list[Shared]) -> None:
         reasons = ", ".join(f"{n} {reason}" for reason, n in row["reasons"].items())
         table.add_row(kind.word, *(str(row[name]) for name in number), reasons)
     console.print(table)
-    spent, saved = (seconds(summary, which) for which in (Time.SPENT, Time.SAVED))
-    print(f"compiling: {spent} spent on what was saved, {saved} spared by hits")
+    print(f"compiling: {seconds(summary, Time.SPENT)} spent on what was saved")
     if any(each.seconds for each in summary.by_process):
         console.print(_by_process(summary.by_process))
-    said = {"remote": remote(summary), "single flight": flights(summary, shared), "verified hits": verified(summary)}
+    said = {"remote": remote(summary), "single flight": flights(summary, shared), "recompile check": verified(summary)}
     for what, text in said.items():
         if text:
             print(f"{what}: {text}")
@@ -145,6 +158,8 @@ def _print(summary: Summary, shared: list[Shared]) -> None:
         console.print(_shared(shared))
     if summary.missed:
         console.print(_missed(summary.missed))
+    hits, refused, spared = _effect(summary)
+    print(f"effect: {hits} hits verified, {refused} lookups refused what was there, {spared:.1f} s of compiling spared")
 
 
 def remote(summary: Summary) -> str:

@@ -57,6 +57,23 @@ def test_sums_are_over_all_processes_of_the_run(write, run):
     assert [row["name"] for row in said["missed"]] == ["model", "model"]
 
 
+def test_last_line_is_the_effect(write, run):
+    """A lookup that only found nothing has refused nothing."""
+    root = write(
+        miss(time=1, reason="damaged"),
+        miss(time=2, reason="unsealed", counts={"fx hit": 3, "aot hit": 1, "aot ms saved": 1500, "fx ms saved": 1200}),
+        miss(time=3, reason="sampled"),
+        miss(time=4),
+    )
+    assert json.loads(run("stats", root, "--json").out)["effect"] == {
+        "verified": 4,
+        "refused": 2,
+        "seconds_spared": 1.5,
+    }
+    said = run("stats", root).out.splitlines()[-1]
+    assert said == "effect: 4 hits verified, 2 lookups refused what was there, 1.5 s of compiling spared"
+
+
 def test_other_runs_are_named(write, run):
     root = write(miss(time=1, run="first"), miss(time=2, run="second"), miss(time=3, run="third"))
     assert json.loads(run("stats", root, "--json").out)["other_runs"] == ["first", "second"]
@@ -64,16 +81,16 @@ def test_other_runs_are_named(write, run):
     assert "other runs" not in run("stats", root, "--run", "all").out
 
 
-def test_verified_hits_are_told_where_there_are_some(write, run, tmp_path):
+def test_hits_that_were_compiled_again_are_told_where_there_are_some(write, run, tmp_path):
     root = write(line(time=1, run="none"), line(time=2, pid=1, counts={"compiled alike again": 3}), name="1")
     write(line(time=3, pid=2, counts={"compiled otherwise now": 1, "compiled alike again": 2}), name="2")
     said = json.loads(run("stats", root, "--json").out)
     assert said["verification"] == {"recompiled": 5, "differs": 1, "not_recompiled": 0}
     text = "5 compiled alike again, 1 compiled otherwise now, 0 not compiled again"
-    assert f"verified hits: {text}\n" in run("stats", root).out
+    assert f"recompile check: {text}\n" in run("stats", root).out
     assert run("report", root, "-o", tmp_path / "page.html").code == 0
     assert f"<p>{text}</p>" in (tmp_path / "page.html").read_text()
-    assert "verified" not in run("stats", root, "--run", "none").out
+    assert "recompile" not in run("stats", root, "--run", "none").out
 
 
 def test_times_are_told_of_each_process(write, run):

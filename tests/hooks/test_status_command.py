@@ -85,6 +85,13 @@ def test_hooks_are_counted_by_unit_and_all_are_named_on_request(command_line):
     assert told.startswith("not through triton.knobs.cache.manager_class: a manager made directly"), told
 
 
+def test_nearest_command_is_suggested_for_one_that_is_none(command_line):
+    said = command_line("statsu")
+    assert (said.returncode, said.lines) == (2, [])
+    assert said.errors == "safecache: there is no command 'statsu': did you mean 'stats'?\n"
+    assert "did you mean" not in command_line("xyzzy").errors
+
+
 def test_hook_that_is_off_is_named_with_its_reason(command_line):
     said = command_line("status", COLUMNS="200", FAKE_TORCH_SIGNATURE="unknown")
     rows = [line for line in said.lines if line.startswith("│")]
