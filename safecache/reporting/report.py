@@ -86,6 +86,7 @@ _FIXES = {
     errno.EROFS: "SAFECACHE_LOWER reads a read-only cache on purpose; for what is compiled, " + _ELSEWHERE,
     errno.EIO: "check the disk (dmesg), or set {variable} to a directory on another one",
     errno.ESTALE: "mount the network file system again, or " + _ELSEWHERE,
+    errno.ENOTCONN: "the program behind this FUSE mount has ended: mount it again, or " + _ELSEWHERE,
     errno.EMFILE: "raise the limit of open files (ulimit -n)",
     errno.ENFILE: "raise the system's limit of open files (sysctl fs.file-max)",
 }
