@@ -89,9 +89,9 @@ def _overview() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
-    near = difflib.get_close_matches(words[0], _COMMANDS, 1) if words and words[0] not in _COMMANDS else []
-    if near:
-        print(printable(f"safecache: there is no command {words[0]!r}: did you mean {near[0]!r}?"), file=sys.stderr)
+    is_unknown = bool(words) and words[0] not in _COMMANDS and words[0][:1] != "-"
+    for near in difflib.get_close_matches(words[0], _COMMANDS, 1) if is_unknown else ():
+        print(printable(f"safecache: there is no command {words[0]!r}: did you mean {near!r}?"), file=sys.stderr)
         return EXIT_USAGE
     command: str = _overview().parse_args(words[:1]).command
     name, what = _COMMANDS[command]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import re
 from pathlib import Path
 
@@ -73,7 +74,29 @@ def test_help_lists_every_command_in_its_group(run):
 
 
 def test_rooms_are_told_as_they_tell_of_themselves():
-    rows = dict(re.findall(r"^\| `(\w+)` \| (.+) \|$", (GUIDE / "developing.md").read_text(), flags=re.M))
+    rows = dict(
+        re.findall(
+            r"^\| `(\w+)` \| (.+) \|$", (GUIDE / "architecture.md").read_text().partition("## Rooms")[2], flags=re.M
+        )
+    )
     rooms = [path.parent for path in GUIDE.parent.glob("*/__init__.py")]
     first = {room.name: importlib.import_module(f"safecache.{room.name}").__doc__.partition(".\n")[0] for room in rooms}
     assert {room: text.removesuffix(".") for room, text in first.items()} == rows
+
+
+def test_life_of_an_entry_names_functions_where_they_are():
+    """WRITE_GOLDEN=1 writes their lines anew."""
+    page = GUIDE / "architecture.md"
+    text = page.read_text(encoding="utf-8")
+
+    def place(match):
+        name, module = match[1], match[2]
+        lines = (GUIDE.parent / module).read_text(encoding="utf-8").splitlines()
+        (number,) = [number for number, line in enumerate(lines, 1) if re.match(rf" *def {name}\(", line)]
+        return f"`{name}` {module}:{number} "
+
+    found = re.sub(r"`(\w+)` ([\w/]+\.py):\d+ ", place, text)
+    assert found.count(".py:") == 14
+    if os.environ.get("WRITE_GOLDEN"):
+        page.write_text(found, encoding="utf-8")
+    assert page.read_text(encoding="utf-8") == found
