@@ -89,7 +89,7 @@ class Facts(NamedTuple):
     ``by_process``: those that took longest. ``total``: how many groups the caches have, and their size.
     ``remote``: what the remote tier gave and cost, "" without one.
     ``flights``: what was compiled once for several processes, "" if nothing was; ``shared``: the largest of that.
-    ``verified``: what hits came to that were to be compiled again, "" if none were.
+    ``recompiled``: what hits came to that were to be compiled again, "" if none were.
     """
 
     run: str
@@ -104,7 +104,7 @@ class Facts(NamedTuple):
     saved: str
     remote: str
     flights: str
-    verified: str
+    recompiled: str
     shared: tuple[Shared, ...]
     misses: tuple[Miss, ...]
     all_misses: int
@@ -137,7 +137,7 @@ def gather(directories: Sequence[str], run: str) -> Facts | None:
         saved=stats.seconds(summary, Time.SAVED),
         remote=stats.remote(summary),
         flights=stats.flights(summary, shared),
-        verified=stats.verified(summary),
+        recompiled=stats.recompiled(summary),
         shared=tuple(shared[: stats.MOST_SHARED]),
         misses=misses[:_MOST_MISSES],
         all_misses=len(misses),

@@ -24,7 +24,7 @@ from safecache.history.shared_compiles import Shared
 from safecache.places import layout
 from safecache.ports import Outcome
 from safecache.reporting import policy
-from safecache.reporting.kinds import LOOKED_UP, OF_FLIGHTS, OF_REMOTE, OF_VERIFICATION, Count, Kind
+from safecache.reporting.kinds import LOOKED_UP, OF_FLIGHTS, OF_RECOMPILE_CHECK, OF_REMOTE, Count, Kind
 from safecache.settings import config, timestamps
 from safecache.settings.units import write_size
 from safecache.tiers import levels
@@ -109,7 +109,7 @@ def _report(summary: Summary, shared: list[Shared]) -> dict[str, Any]:
         "layers": {kind.word: _of(kind, summary.counts) for kind in LOOKED_UP},
         "seconds": {label.replace(" ms ", " "): round(ms / 1000, 3) for label, ms in sorted(summary.times.items())},
         "single_flight": {**counts, "compiles": [each.as_json() for each in shared]},
-        "verification": {each.name.lower(): summary.verified[each.value] for each in OF_VERIFICATION},
+        "recompile_check": {each.name.lower(): summary.recompiled[each.value] for each in OF_RECOMPILE_CHECK},
         "remote": {count.name.lower(): summary.remote[count.value] for count in OF_REMOTE},
         "by_process": [each._asdict() for each in summary.by_process],
         "effect": dict(zip(("verified", "refused", "seconds_spared"), _effect(summary), strict=True)),
@@ -150,7 +150,11 @@ def _print(summary: Summary, shared: list[Shared]) -> None:
     print(f"compiling: {seconds(summary, Time.SPENT)} spent on what was saved")
     if any(each.seconds for each in summary.by_process):
         console.print(_by_process(summary.by_process))
-    said = {"remote": remote(summary), "single flight": flights(summary, shared), "recompile check": verified(summary)}
+    said = {
+        "remote": remote(summary),
+        "single flight": flights(summary, shared),
+        "recompile check": recompiled(summary),
+    }
     for what, text in said.items():
         if text:
             print(f"{what}: {text}")
@@ -189,10 +193,10 @@ def flights(summary: Summary, shared: list[Shared]) -> str:
     return f"{left} compiles left to other processes, {waited:.1f} s waited for them{spared}{in_vain}"
 
 
-def verified(summary: Summary) -> str:
+def recompiled(summary: Summary) -> str:
     """What the hits came to that were to be compiled again, in words; "" if none were."""
-    count = summary.verified
-    return ", ".join(f"{count[each.value]} {each.value}" for each in OF_VERIFICATION) if any(count.values()) else ""
+    count = summary.recompiled
+    return ", ".join(f"{count[each.value]} {each.value}" for each in OF_RECOMPILE_CHECK) if any(count.values()) else ""
 
 
 def seconds(summary: Summary, which: Time) -> str:

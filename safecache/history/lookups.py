@@ -10,7 +10,7 @@ from safecache.history import journal
 from safecache.places.refs import Ref
 from safecache.ports import Counted, LeftToOthers, Lookup, Outcome, Saved, Waited
 from safecache.reporting import boundary, events
-from safecache.reporting.kinds import LOOKED_UP, OF_REMOTE, OF_VERIFICATION, Count, Kind, Reason
+from safecache.reporting.kinds import LOOKED_UP, OF_RECOMPILE_CHECK, OF_REMOTE, Count, Kind, Reason
 from safecache.session import Part
 from safecache.settings import config
 
@@ -26,7 +26,7 @@ __all__ = [
 
 
 # What is journaled of what is counted; LEFT_TO_OTHERS has a line of its own.
-_JOURNALED = frozenset(each.value for each in (*OF_REMOTE, Count.WAITED_IN_VAIN, *OF_VERIFICATION))
+_JOURNALED = frozenset(each.value for each in (*OF_REMOTE, Count.WAITED_IN_VAIN, *OF_RECOMPILE_CHECK))
 
 _counts: Part[Counter[str]] = Part(Counter)
 

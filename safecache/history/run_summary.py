@@ -16,7 +16,7 @@ from safecache.history import journal
 from safecache.history.lookups import Time, label, time_label, time_labels
 from safecache.places import ours
 from safecache.ports import Outcome
-from safecache.reporting.kinds import LOOKED_UP, OF_FLIGHTS, OF_REMOTE, OF_VERIFICATION, Count, Kind, Reason
+from safecache.reporting.kinds import LOOKED_UP, OF_FLIGHTS, OF_RECOMPILE_CHECK, OF_REMOTE, Count, Kind, Reason
 
 __all__ = ["ALL", "LAST", "Line", "Process", "Summary", "labels", "read", "seconds", "summarise"]
 
@@ -76,7 +76,7 @@ class Summary(NamedTuple):
     ``by_process``: those, with the ones first that took longest.
 
     ``missed``: the lines about what was no hit. ``remote``: what was counted of the remote tier, by OF_REMOTE.
-    ``flights``: of compiles that were left to others, by OF_FLIGHTS. ``verified``: of hits, by OF_VERIFICATION.
+    ``flights``: of compiles that were left to others, by OF_FLIGHTS. ``recompiled``: of hits, by OF_RECOMPILE_CHECK.
     """
 
     run: str
@@ -87,7 +87,7 @@ class Summary(NamedTuple):
     by_process: list[Process]
     remote: Counter[str]
     flights: Counter[str]
-    verified: Counter[str]
+    recompiled: Counter[str]
 
 
 def labels() -> dict[str, tuple[Kind, Outcome, Reason | None]]:
@@ -103,8 +103,8 @@ _REMOTE = frozenset(count.value for count in OF_REMOTE)
 _LEFT = Count.LEFT_TO_OTHERS.value
 _TIMES_OF_WAITS = ("waited", "took")
 _FLIGHTS = frozenset(count.value for count in OF_FLIGHTS)
-_VERIFIED = frozenset(each.value for each in OF_VERIFICATION)
-_KNOWN = _LABELS.keys() | _TIMES | _REMOTE | _FLIGHTS | _VERIFIED
+_RECOMPILED = frozenset(each.value for each in OF_RECOMPILE_CHECK)
+_KNOWN = _LABELS.keys() | _TIMES | _REMOTE | _FLIGHTS | _RECOMPILED
 
 
 def read(root: str) -> list[Line]:
@@ -181,9 +181,9 @@ def summarise(lines: Iterable[Line], run: str) -> Summary | None:
         return None
     counts = _counted(chosen)
     missed = [line for line in chosen if line.label in _LABELS]
-    times, remote, flights, verified = (_taken(counts, of) for of in (_TIMES, _REMOTE, _FLIGHTS, _VERIFIED))
+    times, remote, flights, recompiled = (_taken(counts, of) for of in (_TIMES, _REMOTE, _FLIGHTS, _RECOMPILED))
     processes = _processes(chosen)
-    return Summary(run, len(processes), counts, times, missed, processes, remote, flights, verified)
+    return Summary(run, len(processes), counts, times, missed, processes, remote, flights, recompiled)
 
 
 def _taken(counts: Counter[str], labels: Set[str]) -> Counter[str]:

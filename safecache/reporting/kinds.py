@@ -9,8 +9,8 @@ __all__ = [
     "ENTRIES",
     "LOOKED_UP",
     "OF_FLIGHTS",
+    "OF_RECOMPILE_CHECK",
     "OF_REMOTE",
-    "OF_VERIFICATION",
     "PART",
     "UNSEALED_BYTES",
     "Count",
@@ -418,7 +418,7 @@ class Kind(Enum):
 # What is counted of the remote tier.
 OF_REMOTE = tuple(count for count in Count if count.name.startswith("REMOTE_"))
 OF_FLIGHTS = (Count.LEFT_TO_OTHERS, Count.WAITED_IN_VAIN)
-OF_VERIFICATION = (Count.RECOMPILED, Reason.DIFFERS, Reason.NOT_RECOMPILED)
+OF_RECOMPILE_CHECK = (Count.RECOMPILED, Reason.DIFFERS, Reason.NOT_RECOMPILED)
 # What torch keeps with its own seal, one file for each key and its guards.
 ENTRIES = (Kind.AOT_ENTRY, Kind.FX_ENTRY)
 # What is looked up by a key. A model is only given to torch, as a file that was compiled ahead of time.

@@ -85,7 +85,7 @@ def test_hits_that_were_compiled_again_are_told_where_there_are_some(write, run,
     root = write(line(time=1, run="none"), line(time=2, pid=1, counts={"compiled alike again": 3}), name="1")
     write(line(time=3, pid=2, counts={"compiled otherwise now": 1, "compiled alike again": 2}), name="2")
     said = json.loads(run("stats", root, "--json").out)
-    assert said["verification"] == {"recompiled": 5, "differs": 1, "not_recompiled": 0}
+    assert said["recompile_check"] == {"recompiled": 5, "differs": 1, "not_recompiled": 0}
     text = "5 compiled alike again, 1 compiled otherwise now, 0 not compiled again"
     assert f"recompile check: {text}\n" in run("stats", root).out
     assert run("report", root, "-o", tmp_path / "page.html").code == 0
