@@ -11,6 +11,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn
 from rich.table import Column, Table
 from rich.text import Text
 
+from safecache.cli import preflight
 from safecache.cli.arguments import add_json
 from safecache.doctor import load_check
 from safecache.doctor.examination import examine
@@ -29,12 +30,16 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--load", metavar="FILE", help="instead, say why a shared object does not load, without running it"
     )
     what.add_argument("--no-import", action="store_true", help="do not import torch: leave out what the hooks do")
+    text = "instead, say whether these packs or cache directories, which were filled elsewhere, can be used here"
+    what.add_argument("--for", dest="sources", nargs="*", metavar="PACK|DIR", help=text)
     parser.add_argument("--strict", action="store_true", help="exit with 1 for warnings too, not for errors alone")
     add_json(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the command and return its exit code."""
+    if arguments.sources is not None:
+        return preflight.run(arguments)
     if arguments.load is not None:
         return _show_load(arguments.load, strict=arguments.strict, as_json=arguments.json)
     return _show(import_torch=not arguments.no_import, strict=arguments.strict, as_json=arguments.json)

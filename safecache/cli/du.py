@@ -1,4 +1,4 @@
-"""``safecache du``: what caches hold, by kind, and when it was last used; or what the remote cache holds."""
+"""``safecache ls --sum``: what caches hold, by kind, and when it was last used; or what the remote cache holds."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Column, Table
 
-from safecache.cli.arguments import add_directories, add_json, add_remote, remote_of
+from safecache.cli.arguments import remote_of
 from safecache.errors import SafecacheError, printable
 from safecache.remote.client import Unavailable
 from safecache.reporting.kinds import Kind
@@ -21,14 +21,7 @@ from safecache.tiers import levels
 from safecache.upkeep import inventory, remote_contents
 from safecache.upkeep.remote_contents import Held
 
-__all__ = ["add", "run"]
-
-
-def add(parser: argparse.ArgumentParser) -> None:
-    """Add its arguments."""
-    add_directories(parser)
-    add_remote(parser, instead="what that holds of this namespace")
-    add_json(parser)
+__all__ = ["run"]
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -8,7 +8,7 @@ import os
 import sys
 import tempfile
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from safecache.cli import EXIT_FINDINGS, EXIT_USAGE, pack, remote
 from safecache.cli.arguments import of
@@ -24,10 +24,10 @@ from safecache.upkeep.copies import Caches, Step
 if TYPE_CHECKING:
     from safecache.upkeep.oci import Reference
 
-__all__ = ["add", "run"]
+__all__ = ["SCHEME", "add", "add_registry", "pull", "push", "run"]
 
-_SCHEME = "oci://"
-_FORM = f"{_SCHEME}REGISTRY/REPOSITORY:TAG"
+SCHEME = "oci://"
+_FORM = f"{SCHEME}REGISTRY/REPOSITORY:TAG"
 _MOST = "50G"
 
 
@@ -46,6 +46,12 @@ def add(parser: argparse.ArgumentParser) -> None:
         group = parser.add_argument_group(f"with {_FORM}")
         text = "keep the pack there; its caches are filled only if DIR is given too"
         group.add_argument("-o", "--output", type=pack.output, metavar=f"NAME{PACK}", help=text)
+    add_registry(group, is_pull=parser.get_default("command") == "pull")
+
+
+def add_registry(group: Any, *, is_pull: bool) -> None:
+    """Add what both ways to a registry need, and what only a pack from there needs."""
+    if is_pull:
         text = f"of the pack (default {_MOST})"
         group.add_argument("--max-size", type=of(parse_size, SIZES), default=_MOST, metavar="SIZE", help=text)
     text = "use a registry without TLS, or whose certificate nobody vouches for"
@@ -56,10 +62,10 @@ def run(arguments: argparse.Namespace) -> int:
     """Run one of these commands; 1 if anything was refused or has failed. Raises SafecacheError or OSError."""
     is_push = arguments.command == "push"
     place = next(iter(arguments.directories), "") if is_push else arguments.place or ""
-    if place.startswith(_SCHEME):
+    if place.startswith(SCHEME):
         if arguments.remote or getattr(arguments, "again", False):
-            return _misused(arguments, f"--remote and --again are for a remote cache, and {_SCHEME} is a registry")
-        return _with_registry(arguments, place)
+            return _misused(arguments, f"--remote and --again are for a remote cache, and {SCHEME} is a registry")
+        return push(arguments, place, arguments.directories[1:]) if is_push else pull(arguments, place)
     if any(getattr(arguments, name, None) for name in ("output", "plain_http")):
         return _misused(arguments, f"this is for a registry: name {_FORM}")
     if not is_push and arguments.directory is not None:
@@ -74,18 +80,22 @@ def _misused(arguments: argparse.Namespace, why: str) -> int:
     return EXIT_USAGE
 
 
-def _with_registry(arguments: argparse.Namespace, place: str) -> int:
+def _parse(place: str) -> Reference:
     if not extras.is_installed("zstandard"):
         raise ConfigError(f"packs need zstandard: {extras.line('pack')}")
     from safecache.upkeep import oci
 
-    return (_push if arguments.command == "push" else _pull)(arguments, oci.parse_reference(place))
+    return oci.parse_reference(place)
 
 
-def _push(arguments: argparse.Namespace, to: Reference) -> int:
+def push(arguments: argparse.Namespace, place: str, sources: list[str]) -> int:
+    """Send one pack of these sources, or the pack that is the only one, to a registry; 1 if anything was refused.
+
+    Raises SafecacheError or OSError.
+    """
     from safecache.upkeep import oci
 
-    sources = arguments.directories[1:]
+    to = _parse(place)
     with tempfile.TemporaryDirectory() as directory:
         path, problems = next(iter(sources), ""), list[Step]()
         if len(sources) != 1 or not config.is_pack(path):
@@ -108,9 +118,14 @@ def _push(arguments: argparse.Namespace, to: Reference) -> int:
     return EXIT_FINDINGS if problems else 0
 
 
-def _pull(arguments: argparse.Namespace, reference: Reference) -> int:
+def pull(arguments: argparse.Namespace, place: str) -> int:
+    """Fetch a pack from a registry, to keep it or to fill caches; 1 if anything was refused.
+
+    Raises SafecacheError or OSError.
+    """
     from safecache.upkeep import oci
 
+    reference = _parse(place)
     output, summary = arguments.output, None
     with oci.fetch(reference, arguments.max_size, has_tls=not arguments.plain_http) as (path, found):
         size = os.path.getsize(path)

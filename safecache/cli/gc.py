@@ -1,4 +1,4 @@
-"""``safecache gc`` brings caches within their limits, as publishing does automatically; ``clean`` empties them.
+"""``safecache gc`` brings caches within their limits, as publishing does automatically; ``--all`` empties them.
 
 A remote cache is brought within those alone that are given here: what others keep there is not this host's to choose.
 """
@@ -32,19 +32,15 @@ _NOTHING = Limits(size=-1)
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of one of these commands."""
-    command = parser.get_default("command")
-    if command == "gc":
-        of_size, of_age = of(units.parse_size, units.SIZES), of(units.parse_age, units.AGES)
-        parser.add_argument("--max-bytes", type=of_size, metavar="10G", help="in place of SAFECACHE_MAX_BYTES")
-        parser.add_argument("--max-files", type=number, metavar="N", help="in place of SAFECACHE_MAX_FILES")
-        parser.add_argument("--max-age", type=of_age, metavar="30d", help="in place of SAFECACHE_MAX_AGE")
-        add_remote(parser, instead="instead of a directory, what was written there longest ago")
-        parser.add_argument("--quiet", action="store_true", help="print nothing, and let others run first")
-    else:
-        parser.add_argument(
-            "--force", action="store_true", help="also what running jobs use, and what was used just now"
-        )
+    """Add its arguments."""
+    of_size, of_age = of(units.parse_size, units.SIZES), of(units.parse_age, units.AGES)
+    parser.add_argument("--max-bytes", type=of_size, metavar="10G", help="in place of SAFECACHE_MAX_BYTES")
+    parser.add_argument("--max-files", type=number, metavar="N", help="in place of SAFECACHE_MAX_FILES")
+    parser.add_argument("--max-age", type=of_age, metavar="30d", help="in place of SAFECACHE_MAX_AGE")
+    add_remote(parser, instead="instead of a directory, what was written there longest ago")
+    parser.add_argument("--quiet", action="store_true", help="print nothing, and let others run first")
+    parser.add_argument("--all", action="store_true", help="all of a cache that no running job uses")
+    parser.add_argument("--force", action="store_true", help="with --all, also what running jobs use, or have just now")
     parser.add_argument("--dry-run", action="store_true", help="only say what would be removed")
     add_directories(parser)
     add_json(parser)
@@ -52,7 +48,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Sweep each directory; 1 if one still exceeds a limit, or is not clean. Raises SafecacheError or OSError."""
-    return _gc(arguments) if arguments.command == "gc" else _clean(arguments)
+    return _clean(arguments) if arguments.all else _gc(arguments)
 
 
 def _gc(arguments: argparse.Namespace) -> int:

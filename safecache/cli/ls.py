@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from safecache.cli import crashes, tables
-from safecache.cli.arguments import add_directories, add_json, number
+from safecache.cli import crashes, du, tables
+from safecache.cli.arguments import add_directories, add_json, add_remote, number
 from safecache.cli.tables import Heading
 from safecache.files import parallel
 from safecache.reporting.kinds import Kind
@@ -57,6 +57,8 @@ class Row(NamedTuple):
 def add(parser: argparse.ArgumentParser) -> None:
     """Add its arguments."""
     add_directories(parser)
+    parser.add_argument("--sum", action="store_true", help="what they hold, by kind, and when it was used, instead")
+    add_remote(parser, instead="with --sum, what that holds of this namespace")
     parser.add_argument(
         "--kind", action="append", choices=(*KINDS, "all"), help="of this kind, or these; all that compiles use"
     )
@@ -72,6 +74,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the list. Raises SafecacheError, or OSError for a directory that cannot be read."""
     if arguments.crashed:
         return crashes.run(arguments)
+    if arguments.sum or arguments.remote is not None:
+        return du.run(arguments)
     words = arguments.kind or USUAL
     kinds = set(KINDS.values()) if "all" in words else {KINDS[word] for word in words}
     found = catalogue.take(directories_of(arguments), kinds | {Kind.FX_ENTRY})

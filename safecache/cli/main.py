@@ -29,10 +29,8 @@ _GROUPS = {
     "look": {
         "status": ("status", "import torch's cache modules and say what the hooks do there"),
         "doctor": ("doctor", "look for what keeps caches from working here, and say what to do"),
-        "preflight": ("preflight", "say whether a cache that was filled elsewhere can be used here, before a start"),
         "ls": ("ls", "list what lies in caches: kernels and graphs, their size, age, build, signer"),
         "show": ("show", "tell all about one of them: its build, files, signer, and if it is used"),
-        "du": ("du", "say what caches hold, by kind, and when it was used"),
         "stats": ("stats", "say what the processes of a run have looked up, and why it was missed"),
         "explain": ("explain", "say why lookups missed: which parts of which key differ"),
         "report": ("report", "write an HTML page about a run to a file: its lookups, misses and caches"),
@@ -49,21 +47,22 @@ _GROUPS = {
     },
     "upkeep": {
         "gc": ("gc", "bring caches within their limits: the least recently used goes first"),
-        "clean": ("gc", "remove all of a cache that no running job uses"),
         "quarantine": ("quarantine", "list, show, restore or remove what is in quarantine"),
-        "push": (
-            "exchange",
-            "send to the remote cache what lies in caches and is not there, or a pack to a registry",
-        ),
-        "pull": ("exchange", "fetch from the remote cache what caches here lack, or a pack from a registry"),
-        "pack": ("pack", "make one signed file of caches, to be carried and read as it is"),
-        "unpack": ("pack", "have in caches here what a pack has and they lack"),
+        "copy": ("copy", "have in a cache, a pack, the remote or a registry what others have and it lacks"),
         "diff": ("pack", "tell what differs between two packs or caches"),
-        "merge": ("pack", "make one pack of several packs or caches"),
         "forget": ("crashes", "have kernels compiled again that have crashed Triton's compiler"),
     },
 }
 _COMMANDS = {command: said for group in _GROUPS.values() for command, said in group.items()}
+# Commands of before, for one release: the words that they stand for, or the module that still has them.
+_ALIASES = {"du": ("ls", "--sum"), "clean": ("gc", "--all"), "preflight": ("doctor", "--for")}
+_BEFORE = {
+    "push": ("exchange", "send what lies in caches to the remote cache, or a pack to a registry: see copy"),
+    "pull": ("exchange", "fetch what caches here lack from the remote cache, or a pack from a registry: see copy"),
+    "pack": ("pack", "make one signed file of caches: see copy"),
+    "unpack": ("pack", "have in caches here what a pack has and they lack: see copy"),
+    "merge": ("pack", "make one pack of several packs or caches: see copy"),
+}
 
 
 def _overview() -> argparse.ArgumentParser:
@@ -89,12 +88,14 @@ def _overview() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
-    is_unknown = bool(words) and words[0] not in _COMMANDS and words[0][:1] != "-"
+    if words and words[0] in _ALIASES:
+        words[:1] = _ALIASES[words[0]]
+    is_unknown = bool(words) and words[0] not in {**_COMMANDS, **_BEFORE} and words[0][:1] != "-"
     for near in difflib.get_close_matches(words[0], _COMMANDS, 1) if is_unknown else ():
         print(printable(f"safecache: there is no command {words[0]!r}: did you mean {near!r}?"), file=sys.stderr)
         return EXIT_USAGE
-    command: str = _overview().parse_args(words[:1]).command
-    name, what = _COMMANDS[command]
+    command: str = words[0] if words and words[0] in _BEFORE else _overview().parse_args(words[:1]).command
+    name, what = {**_COMMANDS, **_BEFORE}[command]
     module = importlib.import_module(f"safecache.cli.{name}")
     parser = argparse.ArgumentParser(prog=f"safecache {command}", description=f"{what[0].upper()}{what[1:]}.")
     parser.set_defaults(command=command)

@@ -1,4 +1,4 @@
-"""``safecache preflight``: whether a cache that was filled elsewhere can be used here, before anything is started."""
+"""``safecache doctor --for``: whether a cache that was filled elsewhere can be used here, before a start."""
 
 from __future__ import annotations
 
@@ -7,22 +7,13 @@ import json
 import os
 
 from safecache.cli import EXIT_FINDINGS
-from safecache.cli.arguments import add_json
 from safecache.errors import ConfigError, PackRefusedError, printable
 from safecache.packs import archive
 from safecache.settings import config, extras
-from safecache.settings.settings import PACK
 from safecache.upkeep import preflight, warming
 from safecache.upkeep.preflight import Difference
 
-__all__ = ["add", "run"]
-
-
-def add(parser: argparse.ArgumentParser) -> None:
-    """Add its arguments."""
-    text = f"a pack (NAME{PACK}), or a cache directory; by default the caches of this environment"
-    parser.add_argument("sources", nargs="*", metavar="PACK|DIR", help=text)
-    add_json(parser)
+__all__ = ["run"]
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -24,7 +24,7 @@ from safecache.upkeep.remote_contents import Remote
 
 __all__ = ["add", "progress", "run", "show"]
 
-_DONE = {"push": "sent", "pull": "fetched", "pack": "packed", "merge": "packed", "unpack": "unpacked"}
+_DONE = {"push": "sent", "pull": "fetched", "pack": "packed", "merge": "packed", "unpack": "unpacked", "copy": "copied"}
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -87,7 +87,8 @@ def show(arguments: argparse.Namespace, shown: str, summary: Summary, elsewhere:
     if arguments.json:
         words = {what.replace(" ", "_"): number for what, number in counts.items()}
         others = {"bytes": summary.size, "other_builds": elsewhere, "problems": problems}
-        print(json.dumps({"remote" if arguments.command in ("push", "pull") else "pack": shown, **words, **others}))
+        where = {"push": "remote", "pull": "remote", "copy": "destination"}.get(arguments.command, "pack")
+        print(json.dumps({where: shown, **words, **others}))
         return
     counted = ", ".join(f"{number} {what}" for what, number in counts.items())
     others_there = f"; {elsewhere} there are of other builds" if elsewhere else ""

@@ -7,7 +7,7 @@ import sys
 import time
 
 from safecache.errors import ConfigError
-from safecache.settings.settings import ISOLATE, PACK, SETTINGS, without_password
+from safecache.settings.settings import ISOLATE, PACK, REMOTES, SETTINGS, without_password
 
 __all__ = [
     "EXIT_CONFIG",
@@ -22,6 +22,7 @@ __all__ = [
     "is_compile_worker",
     "is_pack",
     "is_switched_off",
+    "is_url",
     "isolate",
     "job_id",
     "load",
@@ -121,6 +122,11 @@ class Config:
 def is_pack(path: str) -> bool:
     """Whether a file of this name is a pack: a directory ``.safecache`` is none."""
     return os.path.splitext(path)[1] == PACK
+
+
+def is_url(place: str) -> bool:
+    """Whether a place is a remote, and no file or directory."""
+    return place.partition("://")[0].lower() in REMOTES and "://" in place
 
 
 def load(environ: Mapping[str, str]) -> Config:

@@ -24,8 +24,9 @@ from safecache.store import bundles, entry_files, wire
 from safecache.store.wire import Packed
 from safecache.upkeep import copies, preflight
 from safecache.upkeep.copies import Caches, Directory, Fate, Listing, Source, Step, Summary, Tell
+from safecache.upkeep.remote_contents import Remote
 
-__all__ = ["Difference", "compared", "pack", "unpack"]
+__all__ = ["Difference", "compared", "open_source", "pack", "unpack"]
 
 _CHUNK = 1 << 20
 
@@ -91,9 +92,23 @@ class _NewPack:
         yield archive.end()
 
 
-def _source(path: str) -> _Pack | Directory:
+def _source(place: str) -> _Pack | Remote | Directory:
     """Raises PackRefusedError, and OSError."""
-    return _Pack(path) if config.is_pack(path) else Directory(path)
+    if config.is_url(place):
+        return Remote.locate(place)
+    return _Pack(place) if config.is_pack(place) else Directory(place)
+
+
+def open_source(place: str) -> Source:
+    """Return a pack, a remote by its URL, or a cache directory, to be copied from.
+
+    Raises PackRefusedError, before anything is copied of a pack that was altered, and OSError.
+    """
+    found = _source(place)
+    if isinstance(found, _Pack):
+        for packed in found.file.groups:
+            found.file.check(packed)
+    return found
 
 
 def pack(sources: Sequence[str], out: str, tell: Tell) -> Summary:
@@ -114,20 +129,17 @@ def pack(sources: Sequence[str], out: str, tell: Tell) -> Summary:
     return summary
 
 
-def _baked(place: _Pack | Directory) -> Mapping[str, Any]:
-    """What it was made with, as preflight compares that. Raises OSError."""
+def _baked(place: _Pack | Remote | Directory) -> Mapping[str, Any]:
+    """What it was made with, as preflight compares that: of a remote nothing is known. Raises OSError."""
     if isinstance(place, _Pack):
         baked: Mapping[str, Any] = place.file.manifest.get("baked", {})
         return baked
-    return preflight.collected(directory for _, directory in place.caches())
+    return preflight.collected(directory for _, directory in (place.caches() if isinstance(place, Directory) else ()))
 
 
 def unpack(path: str, caches: Caches, tell: Tell) -> Summary:
     """Copy what the pack has to these caches. Raises PackRefusedError, and OSError, before a file is written."""
-    found = _Pack(path)
-    for packed in found.file.groups:
-        found.file.check(packed)
-    return copies.copy([found], caches, tell)
+    return copies.copy([open_source(path)], caches, tell)
 
 
 def compared(first: str, second: str) -> Iterator[Difference]:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from safecache.files import parallel
 from safecache.places.refs import Ref
 from safecache.ports import Bundle
-from safecache.remote import parcels, sender, stores
+from safecache.remote import client, parcels, sender, stores
 from safecache.remote.client import Client, Unavailable
 from safecache.remote.exchange import ORIGIN
 from safecache.remote.stores import Stored
@@ -39,6 +39,13 @@ class Remote:
         self._remote = remote
         self.elsewhere = 0
         self._graphs = set[str]()
+
+    @classmethod
+    def locate(cls, url: str) -> Remote:
+        """The one at this URL. Raises ConfigError for what it needs and is not installed."""
+        found = client.background_client(url)
+        assert found is not None, "it is that of the URL"
+        return cls(found)
 
     def listings(self) -> Iterator[Listing]:
         before = stores.prefix()
