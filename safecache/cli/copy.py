@@ -17,12 +17,14 @@ from safecache.upkeep.remote_contents import Remote
 
 __all__ = ["add", "run"]
 
+_HERE = "here"
+
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Add its arguments."""
     text = (
-        f"a cache directory, a pack (NAME{PACK}), the URL of a remote cache, or oci://…; the last is the destination, "
-        "and if it is alone, the caches of this environment are copied there"
+        f"a cache directory, a pack (NAME{PACK}), the URL of a remote cache, oci://…, or {_HERE!r}, the caches of this "
+        f"environment; the last is the destination, and alone it is that of {_HERE!r}"
     )
     parser.add_argument("places", nargs="+", metavar="PLACE", help=text)
     parser.add_argument("--again", action="store_true", help="also what is there already, in place of that")
@@ -38,14 +40,14 @@ def run(arguments: argparse.Namespace) -> int:
     with_packs = [place for place in arguments.places if config.is_pack(place)]
     if with_packs and not extras.is_installed("zstandard"):
         raise ConfigError(f"packs need zstandard: {extras.line('pack')}")
-    places = sources or pack.sources()
+    places = [each for place in sources or [_HERE] for each in (pack.sources() if place == _HERE else [place])]
     try:
         with remote.progress("copy") as tell:
             if config.is_pack(to):
                 summary = packing.pack(places, to, tell)
             else:
                 found: list[Source] = [packing.open_source(place) for place in places]
-                destination = Remote.locate(to) if config.is_url(to) else Caches.locate(to)
+                destination = Remote.locate(to) if config.is_url(to) else Caches.locate(None if to == _HERE else to)
                 summary = copies.copy(found, destination, tell, again=arguments.again)
     except Unavailable:
         shown = " or ".join(map(without_password, filter(config.is_url, arguments.places)))
@@ -56,10 +58,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _with_registry(arguments: argparse.Namespace, sources: list[str], to: str) -> int:
     if to.startswith(exchange.SCHEME):
-        return exchange.push(arguments, to, sources)
+        return exchange.push(arguments, to, [place for place in sources if place != _HERE])
     if len(sources) != 1:
         print("safecache copy: of a registry one pack is copied at a time", file=sys.stderr)
         return 2
     arguments.output = to if config.is_pack(to) else None
-    arguments.directory = None if config.is_pack(to) else to
+    arguments.directory = None if config.is_pack(to) or to == _HERE else to
     return exchange.pull(arguments, sources[0])

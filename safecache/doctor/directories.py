@@ -139,7 +139,7 @@ def check_access(environ: Mapping[str, str]) -> Iterator[Finding]:
             yield finding.warning("layer-missing", evidence, "Mount it, or leave it out of SAFECACHE_LOWER.")
     for why in filter(None, map(_refused, config.current().packs)):
         evidence = f"SAFECACHE_LOWER names a pack of which nothing is used: {why}"
-        yield finding.warning("pack-unusable", evidence, "Make it again with safecache pack, or leave it out.")
+        yield finding.warning("pack-unusable", evidence, "Make it again with safecache copy, or leave it out.")
     if config.current().shared:
         yield from _shared(environ)
 

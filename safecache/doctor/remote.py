@@ -154,7 +154,7 @@ def _keys(store: Store, url: str, shown: str) -> Iterator[Finding]:
         if reason is Reason.UNKNOWN_KEY:
             remedy = "safecache trust FILE  # the public part of that key; or export SAFECACHE_KEY_FILE=FILE"
         code = "remote-unknown-key" if reason is Reason.UNKNOWN_KEY else "remote-refused"
-        yield finding.warning(code, evidence, remedy or "safecache push --again  # from a cache that verifies")
+        yield finding.warning(code, evidence, remedy or "safecache copy --again here URL  # from a cache that verifies")
     if found and not refused:
         yield finding.ok("remote-key", f"{len(found)} bundles of the remote cache {shown} verify.")
 

@@ -44,7 +44,8 @@ _MOST_NAMES = 5_000_000
 _REMEDY = "Compiling locally; retrying in 30 s. Help: safecache doctor"
 _SLOW_REMEDY = "Not read for 30 s; uploads continue."
 _WRITE_REMEDY = (
-    "Not written for 30 s. Help: safecache doctor, then safecache push; SAFECACHE_REMOTE_READ_ONLY=1 if that is meant"
+    "Not written for 30 s. Help: safecache doctor, then safecache copy here URL; SAFECACHE_REMOTE_READ_ONLY=1 if that "
+    "is meant"
 )
 
 

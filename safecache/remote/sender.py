@@ -127,7 +127,9 @@ def _attempt(job: _Job | _Action) -> Sent:
         return Sent(0, "the remote cannot be used now")
     except Exception as error:
         text = f"{job.ref.kind.noun} {job.ref.key[:64]} was not sent: {type(error).__name__}: {error}."
-        events.report(Reason.REMOTE_UNAVAILABLE, text, cause="send", remedy="safecache push sends it.", error=error)
+        events.report(
+            Reason.REMOTE_UNAVAILABLE, text, cause="send", remedy="safecache copy here URL sends it.", error=error
+        )
         return Sent(0, str(error))
     if sent.is_final:
         text = f"{job.ref.kind.noun} {job.ref.key[:64]} was not sent to the remote cache: {sent.why_not}."
@@ -208,5 +210,5 @@ def _at_exit() -> None:
             "uploads to the remote cache did not finish",
             why=f"{left} are left after {took} (SAFECACHE_REMOTE_FLUSH)",
             cause="flush",
-            remedy="Other hosts will recompile them. Help: safecache push",
+            remedy="Other hosts will recompile them. Help: safecache copy here URL",
         )

@@ -49,6 +49,10 @@ def test_single_place_is_the_destination_of_this_environment_s_caches(copy, fill
     monkeypatch.setenv("TRITON_CACHE_DIR", "")
     monkeypatch.setenv("VLLM_CACHE_ROOT", str(tmp_path / "vllm"))
     assert copy(tmp_path / "a.safecache")["copied"] == ALL
+    assert copy("here", tmp_path / "b.safecache")["copied"] == ALL
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "new"))
+    assert copy(tmp_path / "a.safecache", "here")["copied"] == ALL
+    assert filled.contents(tmp_path / "new") == filled.contents(filled_cache)
 
 
 def test_nothing_is_copied_of_a_pack_that_was_altered(copy, run, filled_cache, tmp_path):

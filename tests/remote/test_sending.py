@@ -194,7 +194,7 @@ def test_process_that_cannot_send_in_time_ends_and_says_so(new_home):
     server.close()
     assert done.returncode == 0 and not done.stdout, done
     assert "uploads to the remote cache did not finish [remote unavailable]: 1 are left" in done.stderr, done.stderr
-    assert "Help: safecache push" in done.stderr, done.stderr
+    assert "Help: safecache copy here URL" in done.stderr, done.stderr
 
 
 def test_fork_goes_on_with_redis_and_without_what_does_not_survive_one(remote, settings, tmp_path):
