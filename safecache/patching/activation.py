@@ -263,8 +263,12 @@ def _add_installed() -> None:
         known = _hooks.modules
         _hooks.modules = units.list_modules(_hooks.disabled)
         _hooks.pending.update(name for name, ours in _hooks.modules.items() if ours != known.get(name))
-    for name, error in failed.items():
-        _say_broken(name, f"the unit {name} stands down", error)
+    try:
+        for name, error in failed.items():
+            _say_broken(name, f"the unit {name} stands down", error)
+    except VerifierError:
+        _hooks.has_asked_installed = False  # or a second import would go on without it
+        raise
     _catch_up()
 
 

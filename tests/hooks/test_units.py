@@ -212,13 +212,13 @@ def test_strict_mode_does_not_start_without_a_unit_that_is_installed(fake, acme)
     (acme / "acme_safecache" / "__init__.py").write_text("raise RuntimeError('no')")
     fake(
         f"""
-        from safecache.errors import VerifierError
-        try:
-            {IMPORT.format(str(acme))}
-        except VerifierError as error:
-            assert "acme" in str(error), error
-        else:
-            raise AssertionError("started")
+        for _ in range(2):
+            try:
+                {IMPORT.format(str(acme))}
+            except Exception as error:
+                assert type(error).__name__ == "VerifierError" and "acme" in str(error), error
+            else:
+                raise AssertionError("started")
         """,
         loud=True,
         SAFECACHE_STRICT="1",
