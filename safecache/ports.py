@@ -356,8 +356,8 @@ class Plugs:
     """What features have plugged in, and the core asks; each may be a module. Without them the core works as well.
 
     ``why_missed``: of a key and the name of its graph or kernel, why it is not there. ``compile_seconds``: of the same,
-    how long the compile took when it was last saved there; 0 where nobody knows. ``stats``: how
-    often each thing happened in this process.
+    how long the compile took when it was last saved there; 0 where nobody knows. ``stats``: how often each thing
+    happened in this process.
 
     ``acquire_lease``: takes the lease on a key among the hosts, and waits for others at most as long as its function
     says. Returns what releases it, None if it cannot be had, and the seconds that were waited.
