@@ -10,8 +10,7 @@ from safecache import compiles
 from safecache.entries import artifacts, saving, searches, workers
 from safecache.entries.searches import Search
 from safecache.integrations import compile_scopes, installation
-from safecache.integrations.pickle_module import SealingPickle
-from safecache.patching.hook import PICKLE_MODULE, hook, verifier
+from safecache.patching.hook import hook, verifier
 from safecache.places.refs import Ref
 from safecache.ports import Compiling, plugs, tell
 from safecache.reporting import events, graph_names, report
@@ -23,7 +22,6 @@ __all__ = [
     "handle_save_error",
     "load_artifact",
     "save",
-    "sealing_pickle",
     "should_use_remote_autograd_cache",
     "try_load",
     "write_to_local_cache",
@@ -155,18 +153,6 @@ def autograd_cache_key(wrapped: Callable[..., Any], instance: Any, args: Any, kw
         raise
     compiles.current.key_call = wrapped, args, kwargs, result
     return result
-
-
-@verifier(
-    "torch._functorch._aot_autograd.autograd_cache:pickle",
-    PICKLE_MODULE,
-    why="Torch pickles entries without a checksum or signature, so flipped bits and planted entries unpickle "
-    "unnoticed.",
-    issue="https://github.com/pytorch/pytorch/blob/v2.15.0/torch/_inductor/codecache.py#L2362",
-)
-def sealing_pickle(module: Any, *, enabled: Callable[[], bool]) -> Any:
-    """A proxy of the module ``pickle`` that seals entries while ``enabled()``."""
-    return SealingPickle(module, enabled)
 
 
 @verifier(

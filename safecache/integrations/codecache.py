@@ -12,8 +12,7 @@ from safecache import compiles, loads
 from safecache.code import exec_directory, lock_guards
 from safecache.entries import artifacts, loading, saving, searches, workers
 from safecache.integrations import compile_scopes, installation
-from safecache.integrations.pickle_module import SealingPickle
-from safecache.patching.hook import PICKLE_MODULE, hook, verifier
+from safecache.patching.hook import hook, verifier
 from safecache.places.layout import CodeFile
 from safecache.places.refs import Ref
 from safecache.ports import Compiling, Use, plugs, tell
@@ -33,7 +32,6 @@ __all__ = [
     "load_with_key",
     "prepare_key",
     "save_graph",
-    "sealing_pickle",
     "write_to_local_cache",
 ]
 
@@ -171,18 +169,6 @@ def save_graph(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: An
             wrapped(key, compiled_graph, *rest, **named)
 
     save(*args, **kwargs)
-
-
-@verifier(
-    "torch._inductor.codecache:pickle",
-    PICKLE_MODULE,
-    why="Torch pickles entries without a checksum or signature, so flipped bits and planted entries unpickle "
-    "unnoticed.",
-    issue="https://github.com/pytorch/pytorch/blob/v2.15.0/torch/_inductor/codecache.py#L2362",
-)
-def sealing_pickle(module: Any, *, enabled: Callable[[], bool]) -> Any:
-    """A proxy of the module ``pickle`` that seals entries while ``enabled()``."""
-    return SealingPickle(module, enabled)
 
 
 @verifier(

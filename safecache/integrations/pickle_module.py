@@ -8,8 +8,9 @@ from typing import Any
 import wrapt
 
 from safecache.entries import artifacts, saving
+from safecache.patching.hook import PICKLE_MODULE, verifier
 
-__all__ = ["SealingPickle"]
+__all__ = ["SealingPickle", "sealing_pickle"]
 
 
 class SealingPickle(wrapt.ObjectProxy[Any]):
@@ -31,3 +32,15 @@ class SealingPickle(wrapt.ObjectProxy[Any]):
     def loads(self, data: Any, *args: Any, **kwargs: Any) -> Any:
         """As pickle.loads, but during a load for the verified bytes only."""
         return artifacts.unpickle(data, lambda: self.__wrapped__.loads(data, *args, **kwargs))
+
+
+@verifier(
+    ("torch._inductor.codecache:pickle", "torch._functorch._aot_autograd.autograd_cache:pickle"),
+    PICKLE_MODULE,
+    why="Torch pickles entries without a checksum or signature, so flipped bits and planted entries unpickle "
+    "unnoticed.",
+    issue="https://github.com/pytorch/pytorch/blob/v2.15.0/torch/_inductor/codecache.py#L2362",
+)
+def sealing_pickle(module: Any, *, enabled: Callable[[], bool]) -> Any:
+    """A proxy of the module ``pickle`` that seals entries while ``enabled()``."""
+    return SealingPickle(module, enabled)

@@ -55,6 +55,7 @@ UNITS = [
             "async_compile": (f"{_INDUCTOR}.async_compile", f"{_INDUCTOR}.compile_worker.subproc_pool"),
             "locks": ("torch.utils._filelock", "torch.utils.file_baton"),
             "compiler_bisector": (f"{_INDUCTOR}.compiler_bisector",),
+            "pickle_module": (f"{_INDUCTOR}.codecache", "torch._functorch._aot_autograd.autograd_cache"),
             "autograd_cache": (
                 "torch._functorch._aot_autograd.autograd_cache",
                 "torch._functorch._aot_autograd.aot_autograd_result",
