@@ -296,11 +296,11 @@ class HitCheck(Protocol):
     """Has some of what is found compiled again where it would be used, to be compared with what is saved then."""
 
     def hides(self, found: Sequence[Found]) -> bool:
-        """Whether torch is to miss what a lookup has found: an entry before those that it refers to."""
+        """Tell whether torch is to miss what a lookup has found: an entry before those that it refers to."""
         return False
 
     def is_new(self, ref: Ref, content: bytes) -> bool:
-        """Whether an entry is to be saved: not if it is what was hidden under its key."""
+        """Tell whether an entry is to be saved: not if it is what was hidden under its key."""
         return True
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from safecache.cli import EXIT_FINDINGS, exchange, pack, remote
+from safecache.cli import EXIT_FINDINGS, EXIT_USAGE, exchange, pack, remote
 from safecache.cli.arguments import add_json
 from safecache.errors import ConfigError, SafecacheError
 from safecache.remote.client import Unavailable
@@ -61,7 +61,7 @@ def _with_registry(arguments: argparse.Namespace, sources: list[str], to: str) -
         return exchange.push(arguments, to, [place for place in sources if place != _HERE])
     if len(sources) != 1:
         print("safecache copy: of a registry one pack is copied at a time", file=sys.stderr)
-        return 2
+        return EXIT_USAGE
     arguments.output = to if config.is_pack(to) else None
     arguments.directory = None if config.is_pack(to) or to == _HERE else to
     return exchange.pull(arguments, sources[0])

@@ -63,7 +63,7 @@ class Search:
             _refused.now.setdefault((self.ref.kind, self.ref.key), (reason, detail))
 
     def is_hidden(self) -> bool:
-        """Whether torch is to compile what this has found, to compare both."""
+        """Tell whether torch is to compile what this has found, to compare both."""
         is_for_use = not compiles.current.only_looks and not config.current().must_hit
         return is_for_use and ports.plugs.hit_check.hides(self.found)
 

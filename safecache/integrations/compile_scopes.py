@@ -127,7 +127,7 @@ waits.set_group(_find_group)
 def agreed(
     search: Search, look: Callable[[], Any], is_hit: Callable[[Any], bool]
 ) -> tuple[Any, tuple[Reason, str] | None]:
-    """What ``look`` finds; and why that is nothing, if it has found something.
+    """Return what ``look`` finds; and why that is nothing, if it has found something.
 
     Ranks that meet in a compile agree. Raises what ``look`` does, once the others know that this one has to compile.
     """

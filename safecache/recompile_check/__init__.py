@@ -1,1 +1,1 @@
-"""Whether what is hit is what is compiled now: some hits are hidden from torch, and compared with what it saves then"""
+"""Hits of a sample are hidden from torch, which compiles them; what it saves is compared with them"""

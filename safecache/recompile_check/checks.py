@@ -87,7 +87,7 @@ def _is_of_sample(key: Key) -> bool:
 
 
 class _Made(dict[Key, bytes]):
-    """What was made, with the graphs that it refers to, each read from the cache when it is asked for."""
+    """Maps keys to what was made: the entry, and graphs that it refers to, each read when it is asked for."""
 
     def __init__(self, root: str, made: Mapping[Key, bytes]) -> None:
         super().__init__(made)

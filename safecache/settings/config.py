@@ -125,7 +125,7 @@ def is_pack(path: str) -> bool:
 
 
 def is_url(place: str) -> bool:
-    """Whether a place is a remote, and no file or directory."""
+    """Tell whether a place is a remote, and no file or directory."""
     return place.partition("://")[0].lower() in REMOTES and "://" in place
 
 
@@ -311,7 +311,7 @@ def set_flydsl_directory(directory: str) -> None:
 
 
 def job_id() -> str:
-    """What all ranks of a job have in common, and other jobs, or the next day's, have not; of one process, its run."""
+    """Name the job: alike in all its ranks, and another on the next day; for a process that is no rank, its run."""
     if not rank():
         return run_id()
     meeting = (os.environ.get(name, "") for name in ("MASTER_ADDR", "MASTER_PORT"))

@@ -175,7 +175,7 @@ class Form:
 
 
 class Setting:
-    """One row of the table, of which guide/settings.md tells the rest.
+    """Describe one row of the table, of which guide/settings.md tells the rest.
 
     ``alias``: the variable that it was before, which counts where the new one is unset.
     """
