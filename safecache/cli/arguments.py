@@ -8,9 +8,19 @@ from collections.abc import Callable
 from safecache.errors import ConfigError
 from safecache.remote import client
 from safecache.remote.client import Client
-from safecache.settings import settings, units
+from safecache.settings import extras, settings, units
 
-__all__ = ["DIRECTORY_HELP", "add_directories", "add_json", "add_places", "add_remote", "number", "of", "remote_of"]
+__all__ = [
+    "DIRECTORY_HELP",
+    "add_directories",
+    "add_json",
+    "add_places",
+    "add_remote",
+    "number",
+    "of",
+    "remote_of",
+    "require_zstandard",
+]
 
 DIRECTORY_HELP = "a cache directory; by default those that torch and Triton use under this environment"
 
@@ -33,13 +43,10 @@ def add_places(parser: argparse.ArgumentParser, *, again: bool = False) -> None:
         directories.default = as_json.default = argparse.SUPPRESS
 
 
-def add_remote(parser: argparse.ArgumentParser, *, instead: str = "") -> None:
-    """Add ``--remote``; ``instead``: what the command does with it in place of what it does without, and then alone."""
-    text = "a remote cache, in place of SAFECACHE_REMOTE"
-    if instead:
-        parser.add_argument("--remote", nargs="?", const="", type=_url, metavar="URL", help=f"{instead}: {text}")
-    else:
-        parser.add_argument("--remote", default="", type=_url, metavar="URL", help=text)
+def add_remote(parser: argparse.ArgumentParser, *, instead: str) -> None:
+    """Add ``--remote``; ``instead``: what the command does with it in place of what it does without."""
+    text = f"{instead}: a remote cache, in place of SAFECACHE_REMOTE"
+    parser.add_argument("--remote", nargs="?", const="", type=_url, metavar="URL", help=text)
 
 
 def _url(text: str) -> str:
@@ -56,6 +63,12 @@ def remote_of(arguments: argparse.Namespace) -> Client:
     if found is None:
         raise ConfigError("there is no remote cache: set SAFECACHE_REMOTE, or give --remote URL")
     return found
+
+
+def require_zstandard() -> None:
+    """Raise ConfigError, with the line that installs it, where packs cannot be read."""
+    if not extras.is_installed("zstandard"):
+        raise ConfigError(f"packs need zstandard: {extras.line('pack')}")
 
 
 def of(parse: Callable[[str], int], allowed: str) -> Callable[[str], int]:

@@ -3,65 +3,226 @@
 from __future__ import annotations
 
 import argparse
+import json
+import os
 import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING
 
-from safecache.cli import EXIT_FINDINGS, EXIT_USAGE, exchange, pack, remote
-from safecache.cli.arguments import add_json
-from safecache.errors import ConfigError, SafecacheError
+from rich.console import Console
+from rich.progress import MofNCompleteColumn, Progress
+
+from safecache.cli import EXIT_FINDINGS, EXIT_USAGE
+from safecache.cli.arguments import add_json, of, require_zstandard
+from safecache.errors import ConfigError, PackRefusedError, RegistryError, SafecacheError, printable
+from safecache.packs import archive
+from safecache.places import layout
 from safecache.remote.client import Unavailable
-from safecache.settings import config, extras
-from safecache.settings.settings import PACK, without_password
+from safecache.settings import config
+from safecache.settings.settings import PACK, REMOTES, without_password
+from safecache.settings.units import SIZES, parse_size, write_size
+from safecache.store import entry_files
+from safecache.tiers import levels
 from safecache.upkeep import copies, packing
-from safecache.upkeep.copies import Caches, Source
+from safecache.upkeep.copies import Caches, Fate, Source, Step, Summary, Tell
 from safecache.upkeep.remote_contents import Remote
 
-__all__ = ["add", "run"]
+if TYPE_CHECKING:
+    from safecache.upkeep.oci import Reference
+
+__all__ = ["add", "run", "translate"]
 
 _HERE = "here"
+_REGISTRY = "oci://"
+_MOST = "50G"
 
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Add its arguments."""
     text = (
-        f"a cache directory, a pack (NAME{PACK}), the URL of a remote cache, oci://…, or {_HERE!r}, the caches of this "
-        f"environment; the last is the destination, and alone it is that of {_HERE!r}"
+        f"a cache directory, a pack (NAME{PACK}), the URL of a remote cache, {_REGISTRY}REGISTRY/REPOSITORY:TAG, or "
+        f"{_HERE!r}, the caches of this environment; the last is the destination, and alone it is that of {_HERE!r}"
     )
-    parser.add_argument("places", nargs="+", metavar="PLACE", help=text)
+    parser.add_argument("places", nargs="+", type=_place, metavar="PLACE", help=text)
     parser.add_argument("--again", action="store_true", help="also what is there already, in place of that")
-    exchange.add_registry(parser.add_argument_group("with oci://"), is_pull=True)
+    group = parser.add_argument_group(f"with {_REGISTRY}")
+    text = f"of the pack (default {_MOST})"
+    group.add_argument("--max-size", type=of(parse_size, SIZES), default=_MOST, metavar="SIZE", help=text)
+    text = "use a registry without TLS, or whose certificate nobody vouches for"
+    group.add_argument("--plain-http", action="store_true", help=text)
     add_json(parser)
+
+
+def _place(text: str) -> str:
+    if "://" in text and not config.is_url(text) and not text.startswith(_REGISTRY):
+        # What it is may have a password in it.
+        raise argparse.ArgumentTypeError(f"not a URL of {', '.join((*REMOTES, 'oci'))}")
+    return text
+
+
+def translate(command: str, words: Sequence[str]) -> list[str]:
+    """The arguments of copy that push, pull, pack, unpack or merge, with these, stands for.
+
+    Exits as argparse does where they are none. Raises ConfigError where there is no remote.
+    """
+    parser = argparse.ArgumentParser(prog=f"safecache {command}", epilog="It is safecache copy: see that.")
+    parser.add_argument("places", nargs="*", metavar="PLACE")
+    parser.add_argument("-o", "--output", metavar=f"NAME{PACK}")
+    parser.add_argument("--remote", metavar="URL")
+    parser.add_argument("--max-size", default=_MOST)
+    known, others = parser.parse_known_args(list(words))
+    places, remote = known.places, known.remote or config.current().remote
+    if command in ("push", "pull") and not any(place.startswith(_REGISTRY) for place in places[:1]):
+        if remote is None:
+            raise ConfigError("there is no remote cache: set SAFECACHE_REMOTE, or give --remote URL")
+        places.insert(0, remote)
+    if command == "push":
+        places = [*places[1:], places[0]]
+    elif command in ("pack", "merge"):
+        places.append(known.output or "")
+    else:
+        places += [known.output] if known.output else [] if len(places) > 1 else [_HERE]
+    if command in ("pack", "merge") and not config.is_pack(places[-1]):
+        parser.error(f"-o: the name of a pack ends in {PACK}, by which it is known")
+    return [*(places if len(places) > 1 else [_HERE, *places]), *others, "--max-size", known.max_size]
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Copy; 1 if anything was refused or has failed. Raises SafecacheError or OSError."""
     *sources, to = arguments.places
-    if any(place.startswith(exchange.SCHEME) for place in arguments.places):
-        return _with_registry(arguments, sources, to)
-    with_packs = [place for place in arguments.places if config.is_pack(place)]
-    if with_packs and not extras.is_installed("zstandard"):
-        raise ConfigError(f"packs need zstandard: {extras.line('pack')}")
-    places = [each for place in sources or [_HERE] for each in (pack.sources() if place == _HERE else [place])]
+    sources = [each for place in sources or [_HERE] for each in (_caches_here() if place == _HERE else [place])]
+    if any(config.is_pack(place) or place.startswith(_REGISTRY) for place in arguments.places):
+        require_zstandard()
+    if to.startswith(_REGISTRY):
+        return _push(arguments, to, sources)
+    if any(place.startswith(_REGISTRY) for place in sources):
+        if len(sources) > 1:
+            print("safecache copy: of a registry one pack is copied at a time", file=sys.stderr)
+            return EXIT_USAGE
+        return _pull(arguments, sources[0], to)
     try:
-        with remote.progress("copy") as tell:
+        with _progress() as tell:
+            found: list[Source] = [packing.open_source(place) for place in ([] if config.is_pack(to) else sources)]
             if config.is_pack(to):
-                summary = packing.pack(places, to, tell)
+                summary = packing.pack(sources, to, tell)
             else:
-                found: list[Source] = [packing.open_source(place) for place in places]
-                destination = Remote.locate(to) if config.is_url(to) else Caches.locate(None if to == _HERE else to)
+                destination = Remote.locate(to) if config.is_url(to) else _open_caches(to)
                 summary = copies.copy(found, destination, tell, again=arguments.again)
     except Unavailable:
         shown = " or ".join(map(without_password, filter(config.is_url, arguments.places)))
         raise SafecacheError(f"{shown} cannot be used now") from None
-    remote.show(arguments, without_password(to), summary)
+    elsewhere = sum(place.elsewhere for place in found if isinstance(place, Remote))
+    return _show(arguments, without_password(to), summary, elsewhere)
+
+
+def _caches_here() -> list[str]:
+    """The caches that this environment uses, vLLM's too, as far as they exist."""
+    environ = config.child_environment()
+    return [*levels.existing_caches(environ), *filter(os.path.isdir, [layout.vllm_cache_dir(environ)])]
+
+
+def _open_caches(place: str) -> Caches:
+    return Caches.locate(None if place == _HERE else place)
+
+
+def _parse(place: str) -> Reference:
+    from safecache.upkeep import oci
+
+    return oci.parse_reference(place)
+
+
+def _push(arguments: argparse.Namespace, place: str, sources: list[str]) -> int:
+    """Send one pack of these sources, or the pack that is the only one, to a registry."""
+    from safecache.upkeep import oci
+
+    to = _parse(place)
+    with tempfile.TemporaryDirectory() as directory:
+        path, problems = next(iter(sources), ""), list[Step]()
+        if len(sources) != 1 or not config.is_pack(path):
+            path = os.path.join(directory, oci.FILE)
+            with _progress() as tell:
+                problems = packing.pack(sources, path, tell).problems
+        found = archive.opened(path)
+        if not found.groups:
+            raise RegistryError(f"nothing is sent to {to}: there is nothing that verifies to pack")
+        pushed = oci.push(to, path, found.manifest["made_with"], has_tls=not arguments.plain_http)
+        size = os.path.getsize(path)
+    if arguments.json:
+        counts = {"groups": len(found.groups), "bytes": size}
+        print(json.dumps({"destination": str(to), "reference": str(pushed), **counts, "problems": _rows(problems)}))
+    else:
+        print(f"{to}: {len(found.groups)} packed ({write_size(size)})", pushed, sep="\n")
+        _print(problems)
+    return EXIT_FINDINGS if problems else 0
+
+
+def _pull(arguments: argparse.Namespace, place: str, to: str) -> int:
+    """Fetch a pack from a registry, to keep it or to fill caches."""
+    from safecache.upkeep import oci
+
+    reference = _parse(place)
+    with oci.fetch(reference, arguments.max_size, has_tls=not arguments.plain_http) as (path, found):
+        size = os.path.getsize(path)
+        try:
+            archive.opened(path)
+            if not config.is_pack(to):
+                with _progress() as tell:
+                    return _show(arguments, str(found), packing.unpack(path, _open_caches(to), tell))
+        except PackRefusedError as error:
+            raise PackRefusedError(f"{reference} is refused: {error}") from error
+        with open(path, "rb") as file:
+            entry_files.write_stream(to, iter(partial(file.read, 1 << 20), b""), durably=True)
+    if arguments.json:
+        print(json.dumps({"destination": os.path.abspath(to), "reference": str(found), "bytes": size}))
+    else:
+        print(printable(f"{to}: {write_size(size)} of {found}"))
+    return 0
+
+
+# So many take a moment.
+_FEW = 100
+
+
+@contextmanager
+def _progress() -> Iterator[Tell]:
+    """Context of a function that advances a bar on a terminal, and else prints a line for each tenth that is done."""
+    console, done = Console(stderr=True), 0
+    columns = (*Progress.get_default_columns(), MofNCompleteColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("safecache copy", total=None)
+
+        def tell(number: int, step: Step | None) -> None:
+            nonlocal done
+            progress.update(task, total=number, advance=int(step is not None))
+            done += step is not None
+            if step is not None and not console.is_terminal and number >= _FEW and done * 10 % number < 10:
+                print(f"safecache copy: {done} of {number}", file=sys.stderr)
+
+        yield tell
+
+
+def _show(arguments: argparse.Namespace, shown: str, summary: Summary, elsewhere: int = 0) -> int:
+    """Print what became of it; 1 if anything has failed. ``elsewhere``: how much there is of other builds."""
+    counts = {"copied" if fate is Fate.DONE else fate.value: summary.counts[fate] for fate in Fate}
+    if arguments.json:
+        words = {what.replace(" ", "_"): number for what, number in counts.items()}
+        others = {"bytes": summary.size, "other_builds": elsewhere, "problems": _rows(summary.problems)}
+        print(json.dumps({"destination": shown, **words, **others}))
+    else:
+        counted = ", ".join(f"{number} {what}" for what, number in counts.items())
+        others_there = f"; {elsewhere} there are of other builds" if elsewhere else ""
+        print(printable(f"{shown}: {counted} ({write_size(summary.size)}){others_there}"))
+        _print(summary.problems)
     return EXIT_FINDINGS if summary.problems else 0
 
 
-def _with_registry(arguments: argparse.Namespace, sources: list[str], to: str) -> int:
-    if to.startswith(exchange.SCHEME):
-        return exchange.push(arguments, to, [place for place in sources if place != _HERE])
-    if len(sources) != 1:
-        print("safecache copy: of a registry one pack is copied at a time", file=sys.stderr)
-        return EXIT_USAGE
-    arguments.output = to if config.is_pack(to) else None
-    arguments.directory = None if config.is_pack(to) or to == _HERE else to
-    return exchange.pull(arguments, sources[0])
+def _rows(problems: list[Step]) -> list[dict[str, str]]:
+    return [{"name": step.name, "what": step.fate.value, "why": step.detail} for step in problems]
+
+
+def _print(problems: list[Step]) -> None:
+    for step in problems:
+        print(printable(f"{step.fate.value} {step.name}: {step.detail}"))

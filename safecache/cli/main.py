@@ -43,26 +43,24 @@ _GROUPS = {
         "adopt": ("entries", "seal the entries of a private cache directory, once, on your word"),
         "sign": ("entries", "seal with our key the entries that verify now, under any trusted key"),
         "verify": ("entries", "say which entries would be used, and why not the others"),
-        "audit": ("audit", "compile what is in a cache again, by running its program, and compare"),
     },
     "upkeep": {
         "gc": ("gc", "bring caches within their limits: the least recently used goes first"),
         "quarantine": ("quarantine", "list, show, restore or remove what is in quarantine"),
         "copy": ("copy", "have in a cache, a pack, the remote or a registry what others have and it lacks"),
-        "diff": ("pack", "tell what differs between two packs or caches"),
+        "diff": ("diff", "tell what differs between two packs or caches"),
         "forget": ("crashes", "have kernels compiled again that have crashed Triton's compiler"),
     },
 }
 _COMMANDS = {command: said for group in _GROUPS.values() for command, said in group.items()}
-# Commands of before, for one release: the words that they stand for, or the module that still has them.
+# Commands of before, for one release: the words that they stand for.
 _ALIASES = {"du": ("ls", "--sum"), "clean": ("gc", "--all"), "preflight": ("doctor", "--for")}
-_BEFORE = {
-    "push": ("exchange", "send what lies in caches to the remote cache, or a pack to a registry: see copy"),
-    "pull": ("exchange", "fetch what caches here lack from the remote cache, or a pack from a registry: see copy"),
-    "pack": ("pack", "make one signed file of caches: see copy"),
-    "unpack": ("pack", "have in caches here what a pack has and they lack: see copy"),
-    "merge": ("pack", "make one pack of several packs or caches: see copy"),
-}
+# Commands that copy has taken the place of, for one release.
+_OF_COPY = ("push", "pull", "pack", "unpack", "merge")
+
+
+# They say what the settings are.
+_OF_SETTINGS = ("doctor", "status")
 
 
 def _overview() -> argparse.ArgumentParser:
@@ -90,20 +88,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     if words and words[0] in _ALIASES:
         words[:1] = _ALIASES[words[0]]
-    is_unknown = bool(words) and words[0] not in {**_COMMANDS, **_BEFORE} and words[0][:1] != "-"
+    is_unknown = bool(words) and words[0] not in {*_COMMANDS, *_OF_COPY} and words[0][:1] != "-"
     for near in difflib.get_close_matches(words[0], _COMMANDS, 1) if is_unknown else ():
         print(printable(f"safecache: there is no command {words[0]!r}: did you mean {near!r}?"), file=sys.stderr)
         return EXIT_USAGE
-    command: str = words[0] if words and words[0] in _BEFORE else _overview().parse_args(words[:1]).command
-    name, what = {**_COMMANDS, **_BEFORE}[command]
+    is_of_copy = bool(words) and words[0] in _OF_COPY
+    command: str = words[0] if is_of_copy else _overview().parse_args(words[:1]).command
+    name, what = _COMMANDS["copy" if is_of_copy else command]
     module = importlib.import_module(f"safecache.cli.{name}")
     parser = argparse.ArgumentParser(prog=f"safecache {command}", description=f"{what[0].upper()}{what[1:]}.")
     parser.set_defaults(command=command)
     module.add(parser)
-    arguments = parser.parse_args(words[1:])
     try:
+        arguments = parser.parse_args(module.translate(command, words[1:]) if is_of_copy else words[1:])
         if command != "doctor":  # doctor reports bad settings as findings
             config.current()
+        if command not in _OF_SETTINGS:
+            config.enforce()
         with stamps.suspended():
             code: int = module.run(arguments)
         sys.stdout.flush()

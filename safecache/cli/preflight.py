@@ -7,9 +7,10 @@ import json
 import os
 
 from safecache.cli import EXIT_FINDINGS
-from safecache.errors import ConfigError, PackRefusedError, printable
+from safecache.cli.arguments import require_zstandard
+from safecache.errors import PackRefusedError, printable
 from safecache.packs import archive
-from safecache.settings import config, extras
+from safecache.settings import config
 from safecache.upkeep import preflight, warming
 from safecache.upkeep.preflight import Difference
 
@@ -38,8 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _of_pack(path: str) -> tuple[int, list[Difference]]:
     """How many groups it has, and what differs; nothing that it says counts before its seal has been verified."""
-    if not extras.is_installed("zstandard"):
-        raise ConfigError(f"packs need zstandard: {extras.line('pack')}")
+    require_zstandard()
     try:
         manifest = archive.opened(path).manifest
     except PackRefusedError as error:

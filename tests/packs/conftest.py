@@ -33,7 +33,7 @@ def counted(run):
     def ask(*arguments):
         said = run(*arguments, "--json")
         found = json.loads(said.out) if said.out else {}
-        what = ("packed", "unpacked", "already_there", "refused", "failed")
+        what = ("copied", "already_there", "refused", "failed")
         return said.code, {name: found[name] for name in what if found.get(name)}
 
     return ask

@@ -25,7 +25,7 @@ from safecache.upkeep import packing
 
 def test_what_is_packed_is_unpacked_as_it_was(cache, pack, counted, tmp_path):
     there = tmp_path / "there"
-    assert counted("unpack", pack, there) == (0, {"unpacked": filled.BUNDLES})
+    assert counted("unpack", pack, there) == (0, {"copied": filled.BUNDLES})
     assert filled.contents(there) == filled.contents(cache)
     assert counted("unpack", pack, there) == (0, {"already_there": filled.BUNDLES})
 
@@ -73,7 +73,7 @@ def test_what_does_not_verify_is_not_packed(cache, counted, tmp_path):
     (graph,) = (cache / "fxgraph" / filled.GRAPH[1:3] / filled.GRAPH).iterdir()
     graph.write_bytes(flipped(graph.read_bytes(), 8))
     code, found = counted("pack", cache, "-o", tmp_path / "some.safecache")
-    assert (code, found) == (1, {"packed": filled.BUNDLES - 1, "refused": 1})
+    assert (code, found) == (1, {"copied": filled.BUNDLES - 1, "refused": 1})
     assert all(group.ref.key != filled.GRAPH for group in archive.opened(str(tmp_path / "some.safecache")).groups)
 
 
@@ -81,7 +81,7 @@ def test_what_is_here_and_verifies_stays(pack, counted, tmp_path):
     there = tmp_path / "there"
     newer = filled.kernel(there / "triton" / "1", code=b"a newer cubin")
     filled.entry(there, Kind.FX_ENTRY, filled.GRAPH, b"with other guards")
-    assert counted("unpack", pack, there) == (0, {"unpacked": filled.BUNDLES - 1, "already_there": 1})
+    assert counted("unpack", pack, there) == (0, {"copied": filled.BUNDLES - 1, "already_there": 1})
     assert (newer / "k.cubin").read_bytes() == b"a newer cubin"
     assert len(list((there / "fxgraph" / filled.GRAPH[1:3] / filled.GRAPH).iterdir())) == 2
 
@@ -92,7 +92,7 @@ def test_what_is_here_and_does_not_verify_is_replaced(pack, counted, tmp_path):
     (kernel / "k.cubin").write_bytes(b"damaged")
     library = there / filled.LIBRARY[1:3] / f"{filled.LIBRARY}.so"
     filled.write(library, b"planted")
-    assert counted("unpack", pack, there) == (0, {"unpacked": filled.BUNDLES})
+    assert counted("unpack", pack, there) == (0, {"copied": filled.BUNDLES})
     assert (kernel / "k.cubin").read_bytes() == b"a cubin" and library.read_bytes() == b"a library"
 
 
@@ -101,7 +101,7 @@ def test_unpacking_that_was_cut_short_is_taken_up(pack, counted, tmp_path):
     with failing("rename", "ENOSPC", below=there / "triton"):
         code, found = counted("unpack", pack, there)
     assert code == 1 and found["failed"]
-    assert counted("unpack", pack, there)[1]["unpacked"] >= found["failed"]
+    assert counted("unpack", pack, there)[1]["copied"] >= found["failed"]
     assert counted("unpack", pack, there) == (0, {"already_there": filled.BUNDLES})
 
 
@@ -149,7 +149,7 @@ def test_caches_of_several_ranks_are_joined(cache, pack, counted, tmp_path):
     filled.entry(other, Kind.FX_ENTRY, "f" + "b" * 51, b"another graph")
     filled.kernel(other / "triton" / "1", code=b"tuned otherwise")
     merged = tmp_path / "merged.safecache"
-    assert counted("merge", pack, other, "-o", merged) == (0, {"packed": filled.BUNDLES + 1})
+    assert counted("merge", pack, other, "-o", merged) == (0, {"copied": filled.BUNDLES + 1})
     found = archive.opened(str(merged))
     files = {group.ref.key: {file.name: file.content for file in found.read(group)} for group in found.groups}
     assert len(files[filled.GRAPH]) == 2 and "f" + "b" * 51 in files
@@ -177,7 +177,7 @@ def test_tritons_own_cache_and_inductors_go_where_these_are_here(cache, run, cou
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(there))
     monkeypatch.setenv("TRITON_HOME", str(home))
     monkeypatch.delenv("TRITON_CACHE_DIR", raising=False)
-    assert counted("unpack", tmp_path / "both.safecache") == (0, {"unpacked": filled.BUNDLES + 1})
+    assert counted("unpack", tmp_path / "both.safecache") == (0, {"copied": filled.BUNDLES + 1})
     assert (there / "triton" / "1" / filled.KERNEL / "k.cubin").exists()
     assert (home / ".triton" / "cache" / key("k", "own").upper() / "k.cubin").exists()
 
@@ -197,7 +197,7 @@ def test_vllms_models_and_caches_keep_their_places(run, counted, tmp_path, monke
     monkeypatch.setenv("VLLM_CACHE_ROOT", str(tmp_path / "there"))
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
     monkeypatch.setenv("TRITON_HOME", str(tmp_path / "home"))
-    assert counted("unpack", tmp_path / "vllm.safecache") == (0, {"unpacked": filled.BUNDLES + 1})
+    assert counted("unpack", tmp_path / "vllm.safecache") == (0, {"copied": filled.BUNDLES + 1})
     there = tmp_path / "there" / "torch_compile_cache"
     assert (there / model).read_bytes() == content
     assert filled.contents(there / nested) == filled.contents(top / nested)

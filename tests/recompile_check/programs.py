@@ -73,9 +73,6 @@ class Program:
     def run_file(self, name, *words, **settings):
         return self._run([sys.executable, name, *words], settings)
 
-    def audit(self, *words):
-        return self._run([sys.executable, "-m", "safecache", "audit", "--recompile", *words, "--", *self.command], {})
-
     def _run(self, command, settings):
         environment = self.environment | settings
         return subprocess.run(command, env=environment, cwd=self.directory, capture_output=True, text=True)

@@ -52,14 +52,14 @@ def told(said, code=0):
 
 def counted(said, code=0):
     report = told(said, code)
-    return {name: report[name] for name in ("sent", "fetched", "already_there", "refused", "failed") if name in report}
+    return {name: report[name] for name in ("copied", "already_there", "refused", "failed") if name in report}
 
 
 def test_what_is_pushed_is_pulled_as_it_was(run, url, cache, tmp_path):
     everything = {"already_there": 0, "refused": 0, "failed": 0}
-    assert counted(run("push", cache, "--json")) == {"sent": filled.BUNDLES} | everything
+    assert counted(run("push", cache, "--json")) == {"copied": filled.BUNDLES} | everything
     there = tmp_path / "there"
-    assert counted(run("pull", there, "--json")) == {"fetched": filled.BUNDLES} | everything
+    assert counted(run("pull", there, "--json")) == {"copied": filled.BUNDLES} | everything
     assert filled.contents(there) == filled.contents(cache)
     assert run("verify", there).code == 0
 
@@ -67,10 +67,10 @@ def test_what_is_pushed_is_pulled_as_it_was(run, url, cache, tmp_path):
 def test_what_is_there_is_left_alone(run, url, cache, tmp_path):
     run("push", cache)
     again = told(run("push", cache, "--json"))
-    assert (again["sent"], again["already_there"], again["bytes"]) == (0, filled.BUNDLES, 0)
+    assert (again["copied"], again["already_there"], again["bytes"]) == (0, filled.BUNDLES, 0)
     run("pull", tmp_path / "there")
     assert told(run("pull", tmp_path / "there", "--json"))["already_there"] == filled.BUNDLES
-    assert told(run("push", cache, "--json", "--again"))["sent"] == filled.BUNDLES
+    assert told(run("push", cache, "--json", "--again"))["copied"] == filled.BUNDLES
 
 
 def test_a_push_that_was_cut_short_is_taken_up(run, url, cache, monkeypatch):
@@ -84,17 +84,17 @@ def test_a_push_that_was_cut_short_is_taken_up(run, url, cache, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr(client.Client, "_ask", ask)
         said = counted(run("push", cache, "--json"), 1)
-    assert said == {"sent": 3, "already_there": 0, "refused": 0, "failed": filled.BUNDLES - 3}
-    assert told(run("push", cache, "--remote", url, "--json"))["sent"] == filled.BUNDLES - 3
+    assert said == {"copied": 3, "already_there": 0, "refused": 0, "failed": filled.BUNDLES - 3}
+    assert told(run("push", cache, "--remote", url, "--json"))["copied"] == filled.BUNDLES - 3
 
 
 def test_entries_of_a_key_are_joined(run, url, cache, tmp_path):
     run("push", cache)
     other = filled.entry(tmp_path / "other", Kind.FX_ENTRY, filled.GRAPH, b"with other guards")
-    assert told(run("push", tmp_path / "other", "--json"))["sent"] == 1
+    assert told(run("push", tmp_path / "other", "--json"))["copied"] == 1
     assert told(run("push", tmp_path / "other", "--json"))["already_there"] == 1
     # A cache that has one of them fetches the other.
-    assert told(run("pull", tmp_path / "other", "--json"))["fetched"] == filled.BUNDLES
+    assert told(run("pull", tmp_path / "other", "--json"))["copied"] == filled.BUNDLES
     assert len(list(other.parent.iterdir())) == 2
 
 
@@ -112,7 +112,7 @@ def test_what_does_not_verify_is_not_sent(run, url, cache):
     for path in (cache / filled.LIBRARY[1:3]).glob("*.so"):
         path.write_bytes(b"altered")
     said = told(run("push", cache, "--json"), 1)
-    assert (said["sent"], said["refused"]) == (filled.BUNDLES - 1, 1)
+    assert (said["copied"], said["refused"]) == (filled.BUNDLES - 1, 1)
     assert said["problems"][0]["name"].startswith("inductor:native_code/") and "verif" in said["problems"][0]["why"]
 
 
@@ -141,7 +141,7 @@ def test_what_does_not_verify_is_not_written(run, url, cache, tmp_path):
     remote.write(names[0], bytes(altered))
     remote.write(names[1], first[names[2]])
     said = told(run("pull", tmp_path / "there", "--json"), 1)
-    assert (said["fetched"], said["refused"]) == (filled.BUNDLES - 2, 2)
+    assert (said["copied"], said["refused"]) == (filled.BUNDLES - 2, 2)
     refused = {problem["name"] for problem in said["problems"]}
     assert refused == {f"inductor:{name.removeprefix(stores.prefix()).partition('@')[0]}" for name in names[:2]}
 
@@ -151,7 +151,7 @@ def test_of_a_stranger_nothing_is_written(run, url, cache, tmp_path, settings):
     settings(XDG_CONFIG_HOME=tmp_path / "elsewhere")
     safecache.reset()
     said = told(run("pull", tmp_path / "there", "--json"), 1)
-    assert (said["fetched"], said["refused"]) == (0, filled.BUNDLES)
+    assert (said["copied"], said["refused"]) == (0, filled.BUNDLES)
     assert "sealed by key" in said["problems"][0]["why"]
     assert not (tmp_path / "there").exists()
 
@@ -190,7 +190,7 @@ def test_other_builds_are_left_there(run, url, cache, tmp_path, monkeypatch):
     stock = parcels.provenance.build_of
     monkeypatch.setattr(parcels.provenance, "build_of", lambda kind: f"{stock(kind)[:-1]}_")
     said = told(run("pull", tmp_path / "there", "--json"))
-    assert (said["fetched"], said["other_builds"]) == (0, filled.BUNDLES)
+    assert (said["copied"], said["other_builds"]) == (0, filled.BUNDLES)
 
 
 def test_what_vllm_alone_looks_up_is_left_there_and_is_of_no_other_build(run, url, cache, tmp_path):
@@ -198,14 +198,14 @@ def test_what_vllm_alone_looks_up_is_left_there_and_is_of_no_other_build(run, ur
     filled.sealed(tmp_path / model.key, Kind.AOT_FUNCTION, "", b"compiled")
     assert sender.send(client.background_client(), model).size
     said = told(run("pull", tmp_path / "there", "--json"))
-    assert (said["fetched"], said["refused"], said["other_builds"]) == (0, 0, 0)
+    assert (said["copied"], said["refused"], said["other_builds"]) == (0, 0, 0)
 
 
 def test_other_namespaces_are_left_there(run, url, cache, tmp_path, settings):
     run("push", cache)
     settings(SAFECACHE_NAMESPACE="team/other")
     said = told(run("pull", tmp_path / "there", "--json"))
-    assert (said["fetched"], said["other_builds"]) == (0, 0)
+    assert (said["copied"], said["other_builds"]) == (0, 0)
 
 
 def test_kernels_go_where_triton_looks(run, url, tmp_path, monkeypatch):
@@ -255,14 +255,14 @@ def test_without_a_terminal_there_are_plain_lines(run, url, tmp_path):
         filled.entry(tmp_path / "many", Kind.FX_ENTRY, key("f", str(number)), b"x")
     said = run("push", tmp_path / "many", "--remote", url)
     assert [line.split()[2] for line in said.err.splitlines()] == [str(tenth * 10) for tenth in range(1, 11)]
-    assert said.lines[0].startswith(f"{url}: 100 sent, 0 already there")
+    assert said.lines[0].startswith(f"{url}: 100 copied, 0 already there")
 
 
 def test_a_cache_that_cannot_be_written(run, url, cache, tmp_path, monkeypatch):
     run("push", cache)
     with failing("rename", "ENOSPC", str(tmp_path / "there")):
         said = told(run("pull", tmp_path / "there", "--json"), 1)
-    assert (said["fetched"], said["failed"]) == (0, filled.BUNDLES)
+    assert (said["copied"], said["failed"]) == (0, filled.BUNDLES)
 
 
 def test_too_large_to_be_fetched(run, url, cache, tmp_path, settings):
@@ -270,7 +270,7 @@ def test_too_large_to_be_fetched(run, url, cache, tmp_path, settings):
     run("push", cache)
     settings(SAFECACHE_REMOTE_MAX_BYTES=50_000)
     said = told(run("pull", tmp_path / "there", "--json"), 1)
-    assert (said["fetched"], said["refused"]) == (filled.BUNDLES, 1)
+    assert (said["copied"], said["refused"]) == (filled.BUNDLES, 1)
     assert "SAFECACHE_REMOTE_MAX_BYTES" in said["problems"][0]["why"]
 
 
@@ -367,9 +367,9 @@ def test_many_are_asked_for_within_what_is_received_at_once(run, url, tmp_path, 
     settings(SAFECACHE_REMOTE_MAX_BYTES=10_000)
     for number in range(300):
         filled.entry(tmp_path / "many", Kind.FX_ENTRY, key("f", str(number)), os.urandom(6000))
-    assert told(run("push", tmp_path / "many", "--json"))["sent"] == 300
+    assert told(run("push", tmp_path / "many", "--json"))["copied"] == 300
     assert told(run("push", tmp_path / "many", "--json"))["already_there"] == 300
-    assert told(run("pull", tmp_path / "there", "--json"))["fetched"] == 300
+    assert told(run("pull", tmp_path / "there", "--json"))["copied"] == 300
 
 
 def headed(header: object) -> bytes:
@@ -403,10 +403,10 @@ def test_garbage_in_the_remote_is_refused_or_replaced(run, url, cache, tmp_path,
     for name in names:
         remote.write(name, content)
     said = told(run("pull", tmp_path / "there", "--json"), 1)
-    assert (said["fetched"], said["refused"], said["failed"]) == (0, filled.BUNDLES, 0)
+    assert (said["copied"], said["refused"], said["failed"]) == (0, filled.BUNDLES, 0)
     assert not (tmp_path / "there").exists()
     # What lists the right names is taken for being there, whoever wrote it.
     forged = int(content == GARBAGE["the right names"])
     assert told(run("push", cache, "--json"))["already_there"] == forged
-    assert told(run("push", cache, "--json", "--again"))["sent"] == filled.BUNDLES
-    assert told(run("pull", tmp_path / "there", "--json"))["fetched"] == filled.BUNDLES
+    assert told(run("push", cache, "--json", "--again"))["copied"] == filled.BUNDLES
+    assert told(run("pull", tmp_path / "there", "--json"))["copied"] == filled.BUNDLES
