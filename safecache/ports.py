@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol
 from safecache.places.refs import Ref
 from safecache.reporting.events import Counted, counters, observe, stop_observing, tell
 from safecache.reporting.kinds import Kind, Reason
-from safecache.reporting.report import Refusal, Refused
+from safecache.reporting.report import Observed, Refusal, Refused
 
 __all__ = [
     "Admitted",
@@ -27,6 +27,7 @@ __all__ = [
     "LeftToOthers",
     "LoadGuard",
     "Lookup",
+    "Observed",
     "Outcome",
     "Published",
     "Refused",

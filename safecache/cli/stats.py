@@ -110,6 +110,8 @@ def _report(summary: Summary, shared: list[Shared]) -> dict[str, Any]:
         "seconds": {label.replace(" ms ", " "): round(ms / 1000, 3) for label, ms in sorted(summary.times.items())},
         "single_flight": {**counts, "compiles": [each.as_json() for each in shared]},
         "recompile_check": {each.name.lower(): summary.recompiled[each.value] for each in OF_RECOMPILE_CHECK},
+        "would_be_refused": dict(sorted(summary.observed.items())),
+        "observed": [{"file": line.key, "why": line.label, "detail": line.detail} for line in summary.passed],
         "remote": {count.name.lower(): summary.remote[count.value] for count in OF_REMOTE},
         "by_process": [each._asdict() for each in summary.by_process],
         "effect": dict(zip(("verified", "refused", "seconds_spared"), _effect(summary), strict=True)),
@@ -162,8 +164,12 @@ def _print(summary: Summary, shared: list[Shared]) -> None:
         console.print(_shared(shared))
     if summary.missed:
         console.print(_missed(summary.missed))
+    if summary.passed:
+        console.print(_passed(summary.passed))
     hits, refused, spared = _effect(summary)
-    print(f"effect: {hits} hits verified, {refused} lookups refused what was there, {spared:.1f} s of compiling spared")
+    verified, observed = ("", _observed(summary)) if summary.observed else (" verified", "")
+    refused_there = f"{refused} lookups refused what was there"
+    print(f"effect: {hits} hits{verified}, {observed}{refused_there}, {spared:.1f} s of compiling spared")
 
 
 def remote(summary: Summary) -> str:
@@ -233,6 +239,19 @@ def _missed(lines: list[Line]) -> Table:
     alike = Counter((line.label, line.name or line.key, line.frame, line.rank, line.detail) for line in lines)
     for (what, name, frame, rank, detail), times in alike.items():
         table.add_row(what, *map(_plain, (name, frame, rank)), str(times), _plain(detail))
+    return table
+
+
+def _observed(summary: Summary) -> str:
+    """How much SAFECACHE=observe has let pass, in words."""
+    return f"{sum(summary.observed.values())} files used that SAFECACHE=1 refuses, "
+
+
+def _passed(lines: list[Line]) -> Table:
+    table = Table("would be refused", Column("file", overflow="fold"), "times", Column("detail", overflow="fold"))
+    alike = Counter((line.label.replace(" would be refused", ""), line.key, line.detail) for line in lines)
+    for (what, where, detail), times in alike.items():
+        table.add_row(what, _plain(where), str(times), _plain(detail))
     return table
 
 

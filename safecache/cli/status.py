@@ -147,7 +147,8 @@ def _show(*, as_json: bool, importing: bool, everything: bool) -> int:
     keys = keyring.current(tell=False)
     report = {
         "version": safecache.__version__,
-        "enabled": enabled,
+        "enabled": bool(enabled),
+        "observes": config.current().observes,
         "torch": provenance.torch_version(),
         "settings": {setting.variable: getattr(config.current(), setting.name) for setting in settings.SETTINGS},
         "key": keys.signing.id.hex() if keys.signing else None,
@@ -184,6 +185,8 @@ def import_targets() -> dict[str, str]:
 def _print(report: dict[str, Any], hooks: list[HookStatus], *, everything: bool) -> None:
     console = Console()
     console.print(f"safecache {report['version']}, torch {report['torch'] or 'not installed'}")
+    if report["observes"]:
+        console.print("SAFECACHE=observe: what does not verify is reported, and used as in stock torch")
     key = f"key {report['key']}" if report["key"] else f"no key: {report['key_problem']}"
     console.print(printable(key), markup=False)
     for problem in report["refused_keys"]:

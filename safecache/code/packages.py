@@ -162,7 +162,7 @@ def admitted_program(target: Any) -> Iterator[Any]:
     """
     if restricted.is_on() or target == compiles.current.package or _is_missing(target):
         yield target
-    elif not _holds_code(target) and _is_unattested(target):
+    elif not config.current().observes and not _holds_code(target) and _is_unattested(target):
         is_path = isinstance(target, (str, os.PathLike))
         with compiles.scope(archive=os.fspath(target) if is_path else str(getattr(target, "name", ""))):
             yield target
@@ -252,7 +252,7 @@ def _placed(target: Any, directory: Callable[[], str]) -> str:
         _require(path, path, by_seal=False)
         return path
     refusal = _refusal_by_end(path)  # copy only sealed files: a sparse one can claim a terabyte
-    if refusal is not None:
+    if refusal is not None and not config.current().observes:
         raise report.refusal_error(refusal, Kind.PACKAGE, path)
     copy = os.path.join(directory(), _COPY)
     opening.copy_regular(path, opening.check_regular, copy)
@@ -268,7 +268,9 @@ def _unpacked(path: str) -> str:
         found += (os.path.dirname(place) for place in found[1:])
     # A link could point to another directory by the time it is loaded.
     if len(found) == 1 or any(os.path.islink(place) or not trust.is_private(place) for place in found):
-        raise report.refusal_error(Refusal(Reason.UNSEALED, "a directory has no seal"), Kind.PACKAGE, path)
+        refusal = Refusal(Reason.UNSEALED, "a directory has no seal")
+        if not trust.is_observed(refusal, Kind.PACKAGE, path):
+            raise report.refusal_error(refusal, Kind.PACKAGE, path)
     return path
 
 
@@ -283,7 +285,8 @@ def _require(place: str, name: object, *, by_seal: bool) -> None:
         if refusal is None:
             events.count(Count.ACCEPTED_PRIVATE)
             return
-    raise report.refusal_error(refusal, Kind.PACKAGE, str(name))
+    if not trust.is_observed(refusal, Kind.PACKAGE, str(name)):
+        raise report.refusal_error(refusal, Kind.PACKAGE, str(name))
 
 
 def _refusal(path: str) -> Refusal | None:

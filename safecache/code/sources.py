@@ -71,7 +71,9 @@ def _objection(path: str, source: bytes) -> Refusal | None:
     except opening.UnusableEntry as unusable:
         return unusable.refusal
     if not _is_same(found, source, path):
-        return Refusal(Reason.DAMAGED, "it is not what was generated", found=found)
+        refusal = Refusal(Reason.DAMAGED, "it is not what was generated", found=found)
+        if not trust.is_observed(refusal, Kind.SOURCE, path):
+            return refusal
     attest(path, found)
     return None
 
@@ -97,7 +99,9 @@ def admit(path: str, key: str, name_of: Callable[[str], str]) -> str:
         raise report.refusal_error(unusable.refusal, Kind.SOURCE, path) from unusable
     if not attestations.is_known(path, content) and name_of(content.decode(errors="replace").strip()) != key:
         evidence = "nobody in this process generated it, and its name is not the hash of its content"
-        raise report.refusal_error(Refusal(Reason.UNSEALED, evidence, _BY_HAND), Kind.SOURCE, path)
+        refusal = Refusal(Reason.UNSEALED, evidence, _BY_HAND)
+        if not trust.is_observed(refusal, Kind.SOURCE, path):
+            raise report.refusal_error(refusal, Kind.SOURCE, path)
     return gate.private_path(CodeFile(path, kind=Kind.SOURCE), content)
 
 

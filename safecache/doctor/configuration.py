@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from safecache.doctor import directories, finding
 from safecache.doctor.finding import Finding
 from safecache.settings import config, timestamps
-from safecache.settings.settings import SETTINGS
+from safecache.settings.settings import OBSERVE, SETTINGS
 from safecache.signing import keyring, keys
 from safecache.signing.keyring import Keyring
 from safecache.signing.keys import Algorithm
@@ -77,6 +77,11 @@ def _at_odds(environ: Mapping[str, str]) -> Iterator[Finding]:
         rest = f", nor do {', '.join(given)}" if given else ""
         evidence = f"SAFECACHE={environ['SAFECACHE']}: safecache does nothing{rest}."
         yield finding.warning("switched-off", evidence, "unset SAFECACHE")
+    if environ.get("SAFECACHE", "").strip().lower() == OBSERVE:
+        evidence = "SAFECACHE=observe: what does not verify is reported, and used as in stock torch."
+        yield finding.warning(
+            "observing", evidence, "safecache stats  # says what would be refused; then unset SAFECACHE"
+        )
     if settings.shared and settings.trust == "private":
         evidence = "SAFECACHE_TRUST=private has no effect with SAFECACHE_SHARED=1: nothing there is private."
         yield finding.warning("settings-at-odds", evidence, "unset SAFECACHE_TRUST")

@@ -48,6 +48,7 @@ def examine(*, import_torch: bool) -> list[Finding]:
     environ = config.child_environment()
     # In strict mode, problems would raise: here they are findings.
     config.reload(without={*config.problems(environ), "SAFECACHE_STRICT"})
+    config.enforce()
     found = []
     with _silent():
         for name, check in CHECKS.items():

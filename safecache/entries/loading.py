@@ -124,8 +124,9 @@ def _admitted(source: Source, path: str, root: str) -> bytes | None:
         if _is_barred(ref, path, root):
             return None
         content = read_unverified(ref.kind, path, listed=True)
-        if content is not None and accept_or_quarantine(ref._replace(root=root), content, path=path):
-            if root not in ("", ref.root):
+        here, is_lower = ref._replace(root=root), root != ref.root
+        if content is not None and accept_or_quarantine(here, content, path=path, is_lower=is_lower):
+            if is_lower and root:
                 bundles.publish([File(os.path.basename(path), content, None)], ref, path)
             return content
     return None
@@ -211,16 +212,16 @@ def describe_remote(remote: object) -> str:
 
 
 def accept_or_quarantine(
-    ref: Ref, content: bytes, *, path: str | None = None, origin: str = "", whole: bool = True
+    ref: Ref, content: bytes, *, path: str | None = None, origin: str = "", whole: bool = True, is_lower: bool = False
 ) -> bool:
     """Whether ``content`` may be used; a refusal is reported, and a file that is bad for everybody quarantined.
 
     Pass the ``path`` of an entry in the cache ``ref.root``, "" for a lower tier; or for other bytes their ``origin`` in
     words, which with a root is the path of a file whose name says nothing about its content. ``whole``: the file
-    holds nothing else. Raises the reason's error in strict mode.
+    holds nothing else. ``is_lower``: stock torch does not look there. Raises the reason's error in strict mode.
     """
     refusal = trust.judge(content, ref.kind, ref.key, path, partial(plugs.key_part.refusal, ref))
-    if refusal is None:
+    if refusal is None or (not is_lower and trust.is_observed(refusal, ref.kind, path or origin)):
         return True
     file = path or (origin if ref.root else None)
     _refuse(refusal, ref, file, origin, content if whole else None)

@@ -18,7 +18,7 @@ from safecache.reporting import report
 from safecache.reporting.kinds import Kind, Reason
 from safecache.reporting.report import Refusal
 from safecache.settings import config
-from safecache.signing import keyring, seal
+from safecache.signing import keyring, seal, trust
 
 __all__ = ["accept", "admitted"]
 
@@ -126,7 +126,10 @@ def _admit(name: str, artifact: Any) -> bool:
         if name == _AUTOTUNING:
             return artifacts.accept_name(Kind.AUTOTUNING, key, _ORIGIN, safe=_is_autotuning_key(key))
         evidence = f"it is of the type {name[:64]!r}, which this version of safecache cannot verify"
-        report.refuse(Refusal(Reason.UNKNOWN_FORMAT, evidence), Kind.OTHER, f"{key[:64]!r} {_ORIGIN}", _REMEDY)
+        refusal, where = Refusal(Reason.UNKNOWN_FORMAT, evidence), f"{key[:64]!r} {_ORIGIN}"
+        if trust.is_observed(refusal, Kind.OTHER, where):
+            return True
+        report.refuse(refusal, Kind.OTHER, where, _REMEDY)
         return False
     # A profile's cache key is a job's name, from which torch makes a plain file name by itself.
     safe = artifacts.is_plain(key) or (kind is Kind.PGO_STATE and "\0" not in key)

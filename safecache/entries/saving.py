@@ -232,6 +232,8 @@ def can_seal(kind: Kind) -> bool:
     keys = keyring.current()
     if keys.signing is not None:
         return True
+    if keyring.has_stopped():
+        return False  # what it saves is as stock torch's
     problem = keys.problem or "no key could be had"
     why = f"no signing key: {problem}"
     events.report(Reason.NO_KEY, f"not saving {kind.noun}", why=why, cause=problem, remedy=_KEY_REMEDY)
@@ -282,10 +284,10 @@ def _seal(payload: bytes, ref: Ref, stated: Mapping[str, str]) -> bytes:
 def write(ref: Ref, content: bytes) -> None:
     """Publish an entry. A failed write is reported; strict mode raises.
 
-    The error is SaveAborted in an attempt, else the reason's. An unsealed entry is not written: every process would
-    refuse it, and add another.
+    The error is SaveAborted in an attempt, else the reason's. An unsealed entry is not written, but with
+    SAFECACHE=observe: every process would refuse it, and add another.
     """
-    if seal.split(content) is None:
+    if seal.split(content) is None and not keyring.has_stopped():
         problem = keyring.current().problem or "it was not sealed"
         return _not_written(SaveAborted(Reason.NO_KEY, problem, cause=problem, remedy=_KEY_REMEDY), ref)
     if not plugs.hit_check.is_new(ref, content):
@@ -305,7 +307,10 @@ def write(ref: Ref, content: bytes) -> None:
     if ref.kind in ENTRIES:
         made = compiles.current.save.root if compiles.current.save is not None else None
         tell(Saved(ref, compile_seconds(made)))
-        plugs.tiers.keep(ref)
+        if not keyring.has_stopped():
+            plugs.tiers.keep(ref)
+    if keyring.has_stopped():
+        return None
     try:
         directories.send_content(file._replace(root=""), content)
     except CacheWriteError as error:

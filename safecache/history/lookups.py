@@ -8,7 +8,7 @@ from enum import Enum
 from safecache import ports
 from safecache.history import journal
 from safecache.places.refs import Ref
-from safecache.ports import Counted, LeftToOthers, Lookup, Outcome, Saved, Waited
+from safecache.ports import Counted, LeftToOthers, Lookup, Observed, Outcome, Saved, Waited
 from safecache.reporting import boundary, events
 from safecache.reporting.kinds import LOOKED_UP, OF_RECOMPILE_CHECK, OF_REMOTE, Count, Kind, Reason
 from safecache.session import Part
@@ -19,6 +19,7 @@ __all__ = [
     "counts",
     "label",
     "observe",
+    "observed_label",
     "stats",
     "time_label",
     "time_labels",
@@ -34,6 +35,11 @@ _counts: Part[Counter[str]] = Part(Counter)
 def label(kind: Kind, outcome: Outcome, reason: Reason | None) -> str:
     """How lookups that came to the same are counted, such as "fx miss: never seen"."""
     return f"{kind.word} {outcome.value}" + (f": {reason.value}" if reason is not None else "")
+
+
+def observed_label(kind: Kind, reason: Reason) -> str:
+    """How what SAFECACHE=observe lets pass is counted, such as "kernel file would be refused: unsealed"."""
+    return f"{kind.noun} would be refused: {reason.value}"
 
 
 class Time(Enum):
@@ -82,6 +88,7 @@ def observe() -> None:
     ports.observe(Waited, _wait)
     ports.observe(LeftToOthers, journal.leave_to_others)
     ports.observe(Counted, _count)
+    ports.observe(Observed, _keep_observed)
 
 
 def _save(saved: Saved) -> None:
@@ -96,6 +103,12 @@ def _count(counted: Counted) -> None:
     # A command that belongs to no run has no journal.
     if counted.name in _JOURNALED and config.run_id():
         journal.count(counted.name, counted.root or config.cache_directory() or "", counted.number)
+
+
+def _keep_observed(observed: Observed) -> None:
+    line: dict[str, object] = {"key": observed.where, "observed": observed.kind.value, "reason": observed.reason.value}
+    label = observed_label(observed.kind, observed.reason)
+    journal.write(label, config.cache_directory() or "", line | {"detail": observed.evidence})
 
 
 def _record(lookup: Lookup) -> None:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from safecache.files import opening
 from safecache.history import journal
-from safecache.history.lookups import Time, label, time_label, time_labels
+from safecache.history.lookups import Time, label, observed_label, time_label, time_labels
 from safecache.places import ours
 from safecache.ports import Outcome
 from safecache.reporting.kinds import LOOKED_UP, OF_FLIGHTS, OF_RECOMPILE_CHECK, OF_REMOTE, Count, Kind, Reason
@@ -77,6 +77,7 @@ class Summary(NamedTuple):
 
     ``missed``: the lines about what was no hit. ``remote``: what was counted of the remote tier, by OF_REMOTE.
     ``flights``: of compiles that were left to others, by OF_FLIGHTS. ``recompiled``: of hits, by OF_RECOMPILE_CHECK.
+    ``observed``: what SAFECACHE=observe has let pass, by observed_label(), and ``passed``: the lines about it.
     """
 
     run: str
@@ -88,6 +89,8 @@ class Summary(NamedTuple):
     remote: Counter[str]
     flights: Counter[str]
     recompiled: Counter[str]
+    observed: Counter[str]
+    passed: list[Line]
 
 
 def labels() -> dict[str, tuple[Kind, Outcome, Reason | None]]:
@@ -104,7 +107,9 @@ _LEFT = Count.LEFT_TO_OTHERS.value
 _TIMES_OF_WAITS = ("waited", "took")
 _FLIGHTS = frozenset(count.value for count in OF_FLIGHTS)
 _RECOMPILED = frozenset(each.value for each in OF_RECOMPILE_CHECK)
-_KNOWN = _LABELS.keys() | _TIMES | _REMOTE | _FLIGHTS | _RECOMPILED
+_OBSERVED = {(kind.value, reason.value): observed_label(kind, reason) for kind in Kind for reason in Reason}
+_OBSERVED_LABELS = frozenset(_OBSERVED.values())
+_KNOWN = _LABELS.keys() | _TIMES | _REMOTE | _FLIGHTS | _RECOMPILED | _OBSERVED_LABELS
 
 
 def read(root: str) -> list[Line]:
@@ -161,6 +166,8 @@ def _label_of(values: Mapping[str, Any]) -> str | None:
     if "waited" in values:
         is_whole = all(map(_is_duration, map(values.get, _TIMES_OF_WAITS)))
         return _LEFT if is_whole else None
+    if "observed" in values:
+        return _OBSERVED.get((str(values["observed"]), str(values.get("reason"))))
     if "outcome" not in values:
         return ""
     what = f"{values.get('layer')} {values['outcome']}: {values.get('reason')}"
@@ -181,9 +188,11 @@ def summarise(lines: Iterable[Line], run: str) -> Summary | None:
         return None
     counts = _counted(chosen)
     missed = [line for line in chosen if line.label in _LABELS]
-    times, remote, flights, recompiled = (_taken(counts, of) for of in (_TIMES, _REMOTE, _FLIGHTS, _RECOMPILED))
+    of_lookups = (_TIMES, _REMOTE, _FLIGHTS, _RECOMPILED, _OBSERVED_LABELS)
+    times, remote, flights, recompiled, observed = (_taken(counts, of) for of in of_lookups)
+    passed = [line for line in chosen if line.label in _OBSERVED_LABELS]
     processes = _processes(chosen)
-    return Summary(run, len(processes), counts, times, missed, processes, remote, flights, recompiled)
+    return Summary(run, len(processes), counts, times, missed, processes, remote, flights, recompiled, observed, passed)
 
 
 def _taken(counts: Counter[str], labels: Set[str]) -> Counter[str]:

@@ -18,7 +18,8 @@ from safecache.places.refs import locate
 from safecache.reporting import events, report
 from safecache.reporting.kinds import Kind, Reason
 from safecache.reporting.report import Refusal
-from safecache.store import bundles, directories, gate
+from safecache.signing import trust
+from safecache.store import attestations, bundles, directories, gate, manifests
 from safecache.tiers.directory_faults import Unreadable
 
 __all__ = ["get_local_cache", "load_cache", "read_best", "save", "update_local_cache"]
@@ -49,7 +50,9 @@ class _Results:
         try:
             file = CodeFile(key, root, Kind.AUTOTUNING)
             digest = hashlib.sha256(_canonical(result)).digest()
-            self.attested = result is not None and gate.refusal_for_content(file, digest) is None
+            # By itself it is not refused: read_best() is about what it names.
+            known = attestations.is_known(key, digest=digest)
+            self.attested = known or gate.refusal_for_content(file, digest, [*manifests.records(file)]) is None
         except Unreadable as error:
             self.unread = error
         return result
@@ -126,8 +129,10 @@ def read_best(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
                 text = f"{text}, and {results.unread.evidence}"
                 refusal = Refusal(Reason.UNREADABLE, text, _REMEDY)
                 return report.refuse(refusal, Kind.AUTOTUNING, where, error=results.unread)
-            text = f"{text}, and nobody that is trusted has sealed it"
-            return report.refuse(Refusal(Reason.UNSEALED, text), Kind.AUTOTUNING, where, _REMEDY)
+            refusal = Refusal(Reason.UNSEALED, f"{text}, and nobody that is trusted has sealed it")
+            if trust.is_observed(refusal, Kind.AUTOTUNING, where):
+                return best
+            return report.refuse(refusal, Kind.AUTOTUNING, where, _REMEDY)
 
     return read(*args, **kwargs)
 

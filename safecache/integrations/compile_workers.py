@@ -21,13 +21,15 @@ class WorkerPickler(SubprocPickler):  # type: ignore[misc]
     """Pickles jobs as torch's does, with what a worker cannot know.
 
     A secret by which it attests its builds if there is no signing key, and for how long the remote is left alone, which
-    each worker would have to find out for itself.
+    each worker would have to find out for itself. Jobs and results say whether their sender seals nothing more.
     """
 
     def dumps(self, obj: object) -> bytes:
         """The bytes of a job or, in a worker, of its result."""
         secret, failing = (b"", {}) if config.is_compile_worker() else _handed_down()
-        pickled: bytes = super().dumps(_Job(obj, secret, failing) if secret or failing else obj)
+        has_stopped = keyring.has_stopped()
+        is_plain = not secret and not failing and not has_stopped
+        pickled: bytes = super().dumps(obj if is_plain else _Sent(obj, secret, failing, has_stopped))
         return pickled
 
     def loads(self, data: bytes) -> object:
@@ -50,22 +52,24 @@ def _handed_down() -> tuple[bytes, dict[Hashable, float]]:
     return secret, waits.breaker.now.left()
 
 
-class _Job:
-    """A job and what comes with it; it unpickles to the job alone."""
+class _Sent:
+    """A job, or a result, and what comes with it; it unpickles to that alone."""
 
-    def __init__(self, job: object, secret: bytes, failing: dict[Hashable, float]) -> None:
-        self._parts = secret, failing, job
+    def __init__(self, obj: object, secret: bytes, failing: dict[Hashable, float], has_stopped: bool) -> None:
+        self._parts = obj, secret, failing, has_stopped
 
     def __reduce__(self) -> tuple[object, ...]:
         return _received, self._parts
 
 
-def _received(secret: bytes, failing: dict[Hashable, float], job: object) -> object:
+def _received(obj: object, secret: bytes, failing: dict[Hashable, float], has_stopped: bool) -> object:
+    if has_stopped:
+        keyring.stop_sealing()
     if secret:
         keyring.take(secret)
     for what, seconds in failing.items():
         waits.breaker.now.leave_alone(what, seconds)
-    return job
+    return obj
 
 
 # Not in the process that makes the pool, which imports this module too.

@@ -22,7 +22,7 @@ from safecache.reporting.kinds import Count, Kind, Reason
 from safecache.reporting.report import Refusal
 from safecache.session import Part, inherit
 from safecache.settings import config
-from safecache.signing import keyring, provenance
+from safecache.signing import keyring, provenance, trust
 from safecache.store import gate
 from safecache.tiers import directory_faults, fallback
 from safecache.tiers.directory_faults import Fault
@@ -177,11 +177,11 @@ def install_gcc_via_conda(wrapped: Callable[..., Any], instance: Any, args: Any,
     It is thousands of files, which nothing attests. Raises FileNotFoundError; torch then tries the next compiler.
     """
     prefix = os.path.join(sys.modules["torch._inductor.cpp_builder"].cache_dir(), "gcc")
-    objection = _objection(prefix)
-    if objection is not None:
-        compiler = os.path.join(prefix, "bin", "g++")
+    objection, compiler = _objection(prefix), os.path.join(prefix, "bin", "g++")
+    refusal = Refusal(Reason.UNSEALED, objection or "")
+    if objection is not None and not trust.is_observed(refusal, Kind.NATIVE_CODE, compiler):
         remedy = f"The next compiler is taken; if you trust this one, name it yourself: export CXX={compiler}"
-        report.refuse(Refusal(Reason.UNSEALED, objection), Kind.NATIVE_CODE, compiler, remedy)
+        report.refuse(refusal, Kind.NATIVE_CODE, compiler, remedy)
         raise FileNotFoundError(compiler)
     result = wrapped(*args, **kwargs)
     _installed.now.add(prefix)

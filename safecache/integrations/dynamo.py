@@ -18,7 +18,7 @@ from safecache.places.refs import Ref
 from safecache.reporting import events, graph_names, report
 from safecache.reporting.kinds import Kind, Reason
 from safecache.reporting.report import Refusal
-from safecache.signing import provenance
+from safecache.signing import provenance, trust
 from safecache.store import directories
 
 __all__ = [
@@ -252,7 +252,10 @@ def _is_of(fn: Callable[..., Any], key: str, content: bytes, path: str) -> bool:
     if there == here:
         return True
     evidence = "it is of another function of the same name, in the same line" if there else "it does not say of which"
-    report.refuse(Refusal(Reason.KEY_DIFFERS, evidence), Kind.DYNAMO_PACKAGE, path, "The function is compiled.")
+    refusal = Refusal(Reason.KEY_DIFFERS, evidence)
+    if trust.is_observed(refusal, Kind.DYNAMO_PACKAGE, path):
+        return True
+    report.refuse(refusal, Kind.DYNAMO_PACKAGE, path, "The function is compiled.")
     return False
 
 

@@ -101,6 +101,10 @@ class Reason(Enum):
     NOT_RECOMPILED = "not compiled again"
 
 
+# Why a file is not even read, or could not be.
+UNREAD = (Reason.NOT_A_FILE, Reason.TOO_LARGE, Reason.UNREADABLE)
+
+
 class Count(Enum):
     """What went well."""
 

@@ -11,7 +11,7 @@ from safecache.reporting import events
 from safecache.reporting.kinds import Kind, Reason
 from safecache.settings import config
 
-__all__ = ["Refusal", "Refused", "fail_write", "refusal_error", "refuse", "suggest_fix"]
+__all__ = ["Observed", "Refusal", "Refused", "fail_write", "observe", "refusal_error", "refuse", "suggest_fix"]
 
 
 class Refusal(NamedTuple):
@@ -41,6 +41,23 @@ class Refused(NamedTuple):
     kind: Kind
     reason: Reason
     detail: str
+
+
+class Observed(NamedTuple):
+    """Something of this kind is used that would be refused without SAFECACHE=observe; ``evidence``: why."""
+
+    kind: Kind
+    reason: Reason
+    where: str
+    evidence: str
+
+
+def observe(refusal: Refusal, kind: Kind, where: str) -> None:
+    """Report that the entry of ``kind`` at ``where`` is used although it would be refused."""
+    events.tell(Observed(kind, refusal.reason, where, refusal.evidence))
+    remedy = "It is used as in stock torch, since SAFECACHE=observe."
+    message = f"would refuse {kind.noun} {where}"
+    events.report(refusal.reason, message, why=refusal.evidence, cause=f"observed {kind.value}", remedy=remedy)
 
 
 def refuse(

@@ -7,7 +7,7 @@ import sys
 import time
 
 from safecache.errors import ConfigError
-from safecache.settings.settings import ISOLATE, PACK, REMOTES, SETTINGS, without_password
+from safecache.settings.settings import ISOLATE, OBSERVE, PACK, REMOTES, SETTINGS, without_password
 
 __all__ = [
     "EXIT_CONFIG",
@@ -17,6 +17,7 @@ __all__ = [
     "child_environment",
     "current",
     "end_redirection",
+    "enforce",
     "environment",
     "flydsl_directory",
     "is_compile_worker",
@@ -67,7 +68,7 @@ _RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 class Config:
     """The settings as read once, by their names in SETTINGS."""
 
-    enabled: bool
+    enabled: bool | str
     strict: bool
     disable: tuple[str, ...]
     trust: str
@@ -109,6 +110,11 @@ class Config:
         vars(self).update(values)
 
     @property
+    def observes(self) -> bool:
+        """Whether what does not verify is reported, and used as in stock torch."""
+        return self.enabled == OBSERVE
+
+    @property
     def packs(self) -> tuple[str, ...]:
         """Those of ``lower`` that are files, made by ``safecache pack``: they are told by their ending."""
         return tuple(path for path in self.lower if is_pack(path))
@@ -129,6 +135,10 @@ def is_url(place: str) -> bool:
     return place.partition("://")[0].lower() in REMOTES and "://" in place
 
 
+# With SAFECACHE=observe nothing is refused for its owner, for what processes have died of, or for what a compile shows.
+_OBSERVING = {"strict": False, "shared": True, "trials": False, "recompile_sample": 0.0}
+
+
 def load(environ: Mapping[str, str]) -> Config:
     """Read the settings from ``environ``. An empty variable counts as unset.
 
@@ -142,6 +152,8 @@ def load(environ: Mapping[str, str]) -> Config:
         except ValueError:
             shown = without_password(text) if setting.name == "remote" else text
             raise ConfigError(f"{setting.variable}={shown!r} is not allowed: use {setting.allowed}") from None
+    if values["enabled"] == OBSERVE:
+        values |= _OBSERVING
     return Config(**values, config_home=_config_home(environ))
 
 
@@ -187,6 +199,12 @@ def reload(without: Collection[str] = ()) -> Config:
     global _current
     _current = load({name: os.environ[name] for name in os.environ if name not in without} if without else os.environ)
     return _current
+
+
+def enforce() -> None:
+    """Refuse what does not verify, also where SAFECACHE=observe: a command tells what would be refused."""
+    if current().observes:
+        reload(without={"SAFECACHE"})
 
 
 def is_switched_off() -> bool:

@@ -12,6 +12,7 @@ __all__ = [
     "LEAST_COMPILE_MEMORY",
     "LONGEST_NAMESPACE",
     "LONGEST_TIME",
+    "OBSERVE",
     "PACK",
     "REDIS",
     "REMOTES",
@@ -21,6 +22,7 @@ __all__ = [
     "Setting",
     "compile_memory",
     "compile_timeout",
+    "enabled",
     "isolate",
     "namespace",
     "one_of",
@@ -42,6 +44,8 @@ if TYPE_CHECKING:
 
 # A value of SAFECACHE_ISOLATE.
 WORKERS = "workers"
+# A value of SAFECACHE.
+OBSERVE = "observe"
 # Bytes. With less, valid compiles of large kernels fail.
 LEAST_COMPILE_MEMORY = 10**9
 LONGEST_NAMESPACE = 128
@@ -130,6 +134,11 @@ def isolate(text: str) -> bool | str:
     return WORKERS if text.strip().lower() == WORKERS else switch(text)
 
 
+def enabled(text: str) -> bool | str:
+    """Parse a switch, or OBSERVE."""
+    return OBSERVE if text.strip().lower() == OBSERVE else switch(text)
+
+
 def url(text: str) -> str:
     """Parse the URL of a remote cache; a scheme of REMOTES has to be followed by ://, and that by something."""
     scheme, separator, rest = text.partition("://")
@@ -196,7 +205,7 @@ _SIZE = Form(units.parse_size, units.SIZES)
 _AGE = Form(units.parse_age, units.AGES)
 
 SETTINGS: tuple[Setting, ...] = (
-    Setting("enabled", True, _SWITCH, variable="SAFECACHE"),
+    Setting("enabled", True, Form(enabled, f"{_SWITCH.allowed}, or {OBSERVE}"), variable="SAFECACHE"),
     Setting("strict", False, _SWITCH),
     Setting("disable", (), Form(names, "names of units, with , between them")),
     Setting("trust", "signed", Form(one_of(TRUST_MODES), " or ".join(TRUST_MODES))),

@@ -7,6 +7,9 @@ secret others can read is refused, like one that others can write.
 Without a signing key, an ephemeral key attests the builds of this process and of those that it starts. It lives in
 memory only and ends with them: forks inherit it, and Inductor's compile workers receive it with their jobs. No other
 process can create a record with it; to all others, entries that it has sealed count as unsealed.
+
+A process that has used what it could not verify, as SAFECACHE=observe lets it, has no signing key from then on: what it
+saves may contain that.
 """
 
 from __future__ import annotations
@@ -29,7 +32,21 @@ from safecache.signing import key_directory, key_files, keys
 from safecache.signing.key_directory import Shelf
 from safecache.signing.keys import ANY_NAMESPACE, MAC_SIZE, Algorithm, Key
 
-__all__ = ["Key", "Keyring", "current", "directory", "find", "hand_down", "key", "load", "renew", "sealing_key", "take"]
+__all__ = [
+    "Key",
+    "Keyring",
+    "current",
+    "directory",
+    "find",
+    "hand_down",
+    "has_stopped",
+    "key",
+    "load",
+    "renew",
+    "sealing_key",
+    "stop_sealing",
+    "take",
+]
 
 _made: Key | None = None
 
@@ -61,6 +78,20 @@ def take(secret: bytes) -> None:
             _made = Key.mac(secret)
 
 
+def stop_sealing() -> None:
+    """Seal nothing more in this process: it has used what it could not verify."""
+    if not _stopped.now:
+        _stopped.now.append(_OBSERVED)
+        take(os.urandom(MAC_SIZE))  # who has the key of before takes nothing that is attested from now on
+
+
+def has_stopped() -> bool:
+    """Tell whether this process seals nothing more, by stop_sealing()."""
+    return bool(_stopped.now)
+
+
+_OBSERVED = "this process has used what it could not verify, as SAFECACHE=observe lets it"
+_stopped: Part[list[str]] = Part(list, inherit)
 # Age at which the directory's times are final: changes within one tick of the file system's clock look the same.
 _SETTLED_NS = 1_000_000_000
 
@@ -238,6 +269,8 @@ def _for_now(ring: Keyring, namespace: str | None) -> Keyring:
     key = ring.signing
     if key is None:
         return ring
+    if _stopped.now:
+        return ring._replace(signing=None, problem=_OBSERVED)
     objection = key.objection(time.time())
     if objection is Reason.REVOKED_KEY:
         why = f"the sealing key {key.id.hex()} is revoked"

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 
 from safecache.files import ownership
 from safecache.places import layout
-from safecache.reporting import events
-from safecache.reporting.kinds import Count, Kind, Reason
+from safecache.reporting import events, report
+from safecache.reporting.kinds import UNREAD, Count, Kind, Reason
 from safecache.reporting.report import Refusal
 from safecache.settings import config
 from safecache.signing import keyring, provenance, seal
@@ -21,6 +21,7 @@ __all__ = [
     "evidence",
     "examine",
     "foreign",
+    "is_observed",
     "is_private",
     "judge",
     "unattested",
@@ -69,6 +70,20 @@ def examine(content: bytes, kind: Kind, cache_key: str, path: str | None) -> Cou
             return contradiction(content, kind, cache_key) or Count.ACCEPTED_PRIVATE
         return Refusal(Reason.NOT_PRIVATE, f"others could have written it: {objection}", _adopt_remedy(path))
     return unattested(verdict, keys, _adopt_remedy(path, sealed=verdict.key_id is not None))
+
+
+def is_observed(refusal: Refusal, kind: Kind, where: str) -> bool:
+    """Tell whether SAFECACHE=observe has the entry used all the same; then report it, and seal nothing more.
+
+    What is not even read, since it is no file or too large, is not used.
+    """
+    # INVARIANT: what does not verify is used only where SAFECACHE=observe says so.
+    if not config.current().observes or refusal.reason in UNREAD:
+        return False
+    # INVARIANT: what this process saves from now on may contain it, and gets no seal.
+    keyring.stop_sealing()
+    report.observe(refusal, kind, where)
+    return True
 
 
 def is_private(path: str) -> bool:

@@ -36,7 +36,7 @@ def candidates(ref: Ref) -> Iterator[Bundle]:
     for root in layout.triton_siblings(ref.root, config.environment()) if ref.kind is Kind.KERNEL else ():
         there = ref._replace(root=root)
         # What stock Triton has left there is nobody's mistake.
-        if any(gate.is_attested(there.file(name)) for name in _kernel_names(there)):
+        if any(gate.is_attested(there.file(name), is_lower=True) for name in _kernel_names(there)):
             yield from _candidates_in(there)
 
 

@@ -97,8 +97,18 @@ def refusal_for_content(
     """
     if records is None and attestations.is_known(file.path, digest=digest):
         return None
-    records = manifests.records(file) if records is None else records
-    return _judge(records, file, digest, is_private=is_private, objection=objection)
+    if records is not None:
+        return _judge(records, file, digest, is_private=is_private, objection=objection)
+    refusal = _judge(manifests.records(file), file, digest, is_private=is_private, objection=objection)
+    return None if refusal is None or _observe(refusal, file, digest) else refusal
+
+
+def _observe(refusal: Refusal, file: CodeFile, digest: bytes) -> bool:
+    """As trust.is_observed(); this process then takes that content there as if it had made it, and asks no more."""
+    is_observed = trust.is_observed(refusal, file.kind, file.path)
+    if is_observed:
+        attestations.attest_in_process(file.path, digest=digest)
+    return is_observed
 
 
 def _judge(
@@ -145,8 +155,11 @@ def _contradiction(record: bytes | None, file: CodeFile, digest: bytes, objectio
     return refusal or trust.contradiction(record or b"", file.kind, manifests.named_in(record or b"", name, file.kind))
 
 
-def refusal_for_file(file: CodeFile) -> Refusal | None:
-    """Judge the file: None if a regular one lies there and something attests it. Raises OSError."""
+def refusal_for_file(file: CodeFile, *, is_lower: bool = False) -> Refusal | None:
+    """Judge the file: None if a regular one lies there and something attests it. Raises OSError.
+
+    ``is_lower``: stock torch does not look there, so that SAFECACHE=observe changes nothing.
+    """
     try:
         status = filesystem.retry(lambda: filesystem.lstat(file.path), filesystem.READING)
         directory_faults.check(file.root)
@@ -156,9 +169,10 @@ def refusal_for_file(file: CodeFile) -> Refusal | None:
             # Content that this process knows needs no record.
             if not attestations.is_known(file.path, digest=digest):
                 refusal = _judge(manifests.records(file), file, digest)
-                if refusal is not None:
+                if refusal is None:
+                    events.count(Count.CODE_VERIFIED)
+                elif is_lower or not _observe(refusal, file, digest):
                     return refusal._replace(found=status)
-                events.count(Count.CODE_VERIFIED)
             attestations.add_verified(file.path, status, digest)
     except opening.UnusableEntry as unusable:
         return unusable.refusal
@@ -170,10 +184,10 @@ def _digest(path: str) -> bytes:
     return opening.digest_regular(path, opening.check_regular, flags=os.O_NOFOLLOW)
 
 
-def is_attested(file: CodeFile) -> bool:
-    """Whether a regular file lies there and something attests it. Reports nothing, and leaves the file."""
+def is_attested(file: CodeFile, *, is_lower: bool = False) -> bool:
+    """Whether refusal_for_file() has nothing against the file. Reports no refusal, and leaves the file."""
     try:
-        return refusal_for_file(file) is None
+        return refusal_for_file(file, is_lower=is_lower) is None
     except OSError:
         return False
 
@@ -186,8 +200,10 @@ def accept_or_quarantine(file: CodeFile, judge: Callable[[], Refusal | None] | N
     """
     for _ in range(_MOST_REPLACED):
         refusal = refusal_for_file(file) if judge is None else judge()
-        if refusal is None or _discard(refusal, file):
-            return refusal is None
+        if refusal is None or trust.is_observed(refusal, file.kind, file.path):
+            return True
+        if _discard(refusal, file):
+            return False
     return False
 
 

@@ -19,7 +19,8 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from safecache.files import filesystem, folders, opening
 from safecache.files.folders import Folder
 from safecache.places import ours
-from safecache.reporting.kinds import Reason
+from safecache.reporting.kinds import UNREAD, Reason
+from safecache.settings import config
 
 __all__ = ["is_its_name", "is_unchanged", "note_at", "obstacle", "opened", "quarantine", "remove"]
 
@@ -34,11 +35,14 @@ _HOLD = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 def quarantine(path: str, root: str, reason: Reason, found: bytes | os.stat_result | None = None) -> str | None:
     """Move what is at ``path`` out of the cache, to the quarantine of ``root``, with a note of why.
 
-    Returns its new path; None where the file system refuses, it lies outside of ``root``, or a link leads to it, and
-    then it is where it was. ``found``: what was judged there, by its content, or by its status for what is large or
-    no file; something else, such as what another process has saved in its place since, is left there.
+    Returns its new path; None where the file system refuses, it lies outside of ``root``, a link leads to it, or
+    SAFECACHE=observe has it used, and then it is where it was. ``found``: what was judged there, by its content, or
+    by its status for what is large or no file; something else, such as what another process has saved in its place
+    since, is left there.
     The latest stay in quarantine: see _MOST_FILES and _MOST_BYTES.
     """
+    if config.current().observes and reason not in UNREAD:
+        return None
     # Cut in bytes: a name of the longest kind must have room for what is added to it.
     name = f"{os.fsdecode(os.fsencode(os.path.basename(path))[:64])}.{secrets.token_hex(4)}"
     moved = False

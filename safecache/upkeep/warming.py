@@ -204,7 +204,7 @@ def _one(
     new = {path: kind for (path, inode), kind in _contents(directories).items() if (path, inode) not in there}
     lines = [line for cache in caches for line in run_summary.read(cache)]
     summary = run_summary.summarise(lines, name) or run_summary.Summary(
-        name, 0, Counter(), Counter(), [], [], Counter(), Counter(), Counter()
+        name, 0, Counter(), Counter(), [], [], Counter(), Counter(), Counter(), Counter(), []
     )
     missed = [line for line in summary.missed if _is_miss(line.label)]
     never = [line for line in summary.missed if _LABELS[line.label][2] is Reason.UPSTREAM_BYPASS]

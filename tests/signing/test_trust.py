@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 
@@ -112,3 +113,23 @@ def test_payload_of_a_seal_whose_algorithm_is_not_known_is_all_of_it():
     content = bytearray(sealed())
     content[-10] = 99
     assert seal.split(bytes(content)).algorithm == 99 and seal.payload_of(bytes(content)) == bytes(content)
+
+
+def test_what_does_not_verify_is_used_only_while_observing_and_nothing_is_sealed_after_it(settings, caplog):
+    refusal = trust.judge(b"payload", Kind.FX_ENTRY, KEY, None)
+    assert not trust.is_observed(refusal, Kind.FX_ENTRY, "/cache/a") and keyring.current().signing is not None
+    settings(SAFECACHE="observe")
+    not_a_file = refusal._replace(reason=Reason.NOT_A_FILE)
+    assert not trust.is_observed(not_a_file, Kind.FX_ENTRY, "/cache/a") and keyring.current().signing is not None
+    ephemeral = keyring.key()
+    for _ in range(2):
+        assert trust.is_observed(refusal, Kind.FX_ENTRY, "/cache/a")
+        assert keyring.current().signing is None and keyring.find(ephemeral.id) is None
+    assert "would refuse FX graph entry /cache/a [unsealed]" in caplog.text and events.counters() == {"unsealed": 2}
+    read, write = os.pipe()
+    child = os.fork()
+    if not child:
+        os.write(write, b"stopped" if keyring.current().signing is None else b"seals")
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert os.read(read, 9) == b"stopped"
