@@ -45,7 +45,7 @@ def add_places(parser: argparse.ArgumentParser, *, again: bool = False) -> None:
 
 def add_remote(parser: argparse.ArgumentParser, *, instead: str) -> None:
     """Add ``--remote``; ``instead``: what the command does with it in place of what it does without."""
-    text = f"{instead}: a remote cache, in place of SAFECACHE_REMOTE"
+    text = f"{instead}: a remote cache, in place of that of SAFECACHE_TIERS"
     parser.add_argument("--remote", nargs="?", const="", type=_url, metavar="URL", help=text)
 
 
@@ -58,10 +58,10 @@ def _url(text: str) -> str:
 
 
 def remote_of(arguments: argparse.Namespace) -> Client:
-    """The remote that is named, or else SAFECACHE_REMOTE. Raises ConfigError where there is none."""
+    """The remote that is named, or else that of the settings. Raises ConfigError where there is none."""
     found = client.background_client(arguments.remote or None)
     if found is None:
-        raise ConfigError("there is no remote cache: set SAFECACHE_REMOTE, or give --remote URL")
+        raise ConfigError("there is no remote cache: name one in SAFECACHE_TIERS, or give --remote URL")
     return found
 
 

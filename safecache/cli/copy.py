@@ -77,7 +77,7 @@ def translate(command: str, words: Sequence[str]) -> list[str]:
     places, remote = known.places, known.remote or config.current().remote
     if command in ("push", "pull") and not any(place.startswith(_REGISTRY) for place in places[:1]):
         if remote is None:
-            raise ConfigError("there is no remote cache: set SAFECACHE_REMOTE, or give --remote URL")
+            raise ConfigError("there is no remote cache: name one in SAFECACHE_TIERS, or give --remote URL")
         places.insert(0, remote)
     if command == "push":
         places = [*places[1:], places[0]]

@@ -34,9 +34,9 @@ _NOTHING = Limits(size=-1)
 def add(parser: argparse.ArgumentParser) -> None:
     """Add its arguments."""
     of_size, of_age = of(units.parse_size, units.SIZES), of(units.parse_age, units.AGES)
-    parser.add_argument("--max-bytes", type=of_size, metavar="10G", help="in place of SAFECACHE_MAX_BYTES")
-    parser.add_argument("--max-files", type=number, metavar="N", help="in place of SAFECACHE_MAX_FILES")
-    parser.add_argument("--max-age", type=of_age, metavar="30d", help="in place of SAFECACHE_MAX_AGE")
+    parser.add_argument("--max-bytes", type=of_size, metavar="10G", help="in place of SAFECACHE_LIMITS=bytes=…")
+    parser.add_argument("--max-files", type=number, metavar="N", help="likewise, files=…")
+    parser.add_argument("--max-age", type=of_age, metavar="30d", help="likewise, age=…")
     add_remote(parser, instead="instead of a directory, what was written there longest ago")
     parser.add_argument("--quiet", action="store_true", help="print nothing, and let others run first")
     parser.add_argument("--all", action="store_true", help="all of a cache that no running job uses")
@@ -63,9 +63,7 @@ def _gc(arguments: argparse.Namespace) -> int:
         arguments.max_age or settings.max_age,
     )
     if limits == Limits():
-        print(
-            "safecache gc: no limit is set, by an option or SAFECACHE_MAX_BYTES, _MAX_FILES, _MAX_AGE", file=sys.stderr
-        )
+        print("safecache gc: no limit is set, by an option or SAFECACHE_LIMITS", file=sys.stderr)
     sweeps = _sweep_each(arguments, lambda path: eviction.sweep(path, limits, dry_run=arguments.dry_run))
     if not arguments.quiet:
         _show(sweeps, as_json=arguments.json)
@@ -83,7 +81,9 @@ def _gc_remote(arguments: argparse.Namespace) -> int:
     except Unavailable:
         raise SafecacheError(f"{remote.shown} cannot be listed") from None
     if any(each.stored.modified is None for each in held):
-        text = "does not tell when something was written, and expires by itself: SAFECACHE_REMOTE_TTL, maxmemory-policy"
+        text = (
+            "does not tell when something was written, and expires by itself: ttl in SAFECACHE_TIERS, maxmemory-policy"
+        )
         raise SafecacheError(f"{remote.shown} {text}")
     going = remote_contents.chosen(held, time.time(), arguments.max_bytes, arguments.max_age)
     done = Removal(going, []) if arguments.dry_run else remote_contents.remove(remote, going)

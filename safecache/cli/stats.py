@@ -167,9 +167,10 @@ def _print(summary: Summary, shared: list[Shared]) -> None:
     if summary.passed:
         console.print(_passed(summary.passed))
     hits, refused, spared = _effect(summary)
-    verified, observed = ("", _observed(summary)) if summary.observed else (" verified", "")
-    refused_there = f"{refused} lookups refused what was there"
-    print(f"effect: {hits} hits{verified}, {observed}{refused_there}, {spared:.1f} s of compiling spared")
+    done = f"{hits} hits verified"
+    if summary.observed:
+        done = f"{hits} hits, {sum(summary.observed.values())} files used that SAFECACHE=1 refuses"
+    print(f"effect: {done}, {refused} lookups refused what was there, {spared:.1f} s of compiling spared")
 
 
 def remote(summary: Summary) -> str:
@@ -240,11 +241,6 @@ def _missed(lines: list[Line]) -> Table:
     for (what, name, frame, rank, detail), times in alike.items():
         table.add_row(what, *map(_plain, (name, frame, rank)), str(times), _plain(detail))
     return table
-
-
-def _observed(summary: Summary) -> str:
-    """How much SAFECACHE=observe has let pass, in words."""
-    return f"{sum(summary.observed.values())} files used that SAFECACHE=1 refuses, "
 
 
 def _passed(lines: list[Line]) -> Table:

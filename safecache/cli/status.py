@@ -150,7 +150,7 @@ def _show(*, as_json: bool, importing: bool, everything: bool) -> int:
         "enabled": bool(enabled),
         "observes": config.current().observes,
         "torch": provenance.torch_version(),
-        "settings": {setting.variable: getattr(config.current(), setting.name) for setting in settings.SETTINGS},
+        "settings": {name: getattr(config.current(), name) for name in settings.VALUES},
         "key": keys.signing.id.hex() if keys.signing else None,
         "key_problem": keys.problem,
         "trusted_keys": sorted(key_id.hex() for key_id in keys.trusted),

@@ -30,8 +30,8 @@ _PAUSE = 0.2  # seconds
 def run(compile: Callable[[], T]) -> T:
     """What ``compile`` returns, which runs a compiler: at its second attempt if a signal ended the first.
 
-    No other second attempt of this user is made on this host meanwhile, for at most ``SAFECACHE_LOCK_TIMEOUT``: what
-    ran out of memory side by side would do so again. Raises what the last attempt does.
+    No other second attempt of this user is made on this host meanwhile, for at most what SAFECACHE_WAIT says of locks:
+    what ran out of memory side by side would do so again. Raises what the last attempt does.
     """
     try:
         return compile()

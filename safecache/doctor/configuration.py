@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from safecache.doctor import directories, finding
 from safecache.doctor.finding import Finding
 from safecache.settings import config, timestamps
-from safecache.settings.settings import OBSERVE, SETTINGS
+from safecache.settings.settings import OBSERVE
 from safecache.signing import keyring, keys
 from safecache.signing.keyring import Keyring
 from safecache.signing.keys import Algorithm
@@ -22,7 +22,6 @@ from safecache.signing.keys import Algorithm
 __all__ = ["check_keys", "check_remote_cache", "check_variables", "has_key"]
 
 _PREFIX = "SAFECACHE_"
-_VARIABLES = tuple(setting.variable for setting in SETTINGS)
 # Similarity, from 0 to 1, above which one name may be meant for another.
 _NEAR, _VERY_NEAR = 0.7, 0.9
 
@@ -51,9 +50,9 @@ def check_variables(environ: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def _unknown(environ: Mapping[str, str]) -> Iterator[Finding]:
-    for name in sorted(environ.keys() - set(_VARIABLES)):
+    for name in sorted(environ.keys() - set(config.VARIABLES)):
         is_ours = name.upper().startswith(_PREFIX)
-        near = difflib.get_close_matches(name.upper(), _VARIABLES, n=1, cutoff=_NEAR if is_ours else _VERY_NEAR)
+        near = difflib.get_close_matches(name.upper(), config.VARIABLES, n=1, cutoff=_NEAR if is_ours else _VERY_NEAR)
         if is_ours or near:
             remedy = f"export {near[0]}={shlex.quote(environ[name])}; unset {name}" if near else f"unset {name}"
             meant = f"; {near[0]} is one" if near else ""
@@ -72,7 +71,7 @@ def _disabled(environ: Mapping[str, str]) -> Iterator[Finding]:
 def _at_odds(environ: Mapping[str, str]) -> Iterator[Finding]:
     """Findings about settings that have no effect, or make another useless."""
     settings = config.current()
-    given = [variable for variable in _VARIABLES if variable != "SAFECACHE" and environ.get(variable)]
+    given = [variable for variable in config.VARIABLES if variable != "SAFECACHE" and environ.get(variable)]
     if not settings.enabled:
         rest = f", nor do {', '.join(given)}" if given else ""
         evidence = f"SAFECACHE={environ['SAFECACHE']}: safecache does nothing{rest}."
@@ -86,15 +85,15 @@ def _at_odds(environ: Mapping[str, str]) -> Iterator[Finding]:
         evidence = "SAFECACHE_TRUST=private has no effect with SAFECACHE_SHARED=1: nothing there is private."
         yield finding.warning("settings-at-odds", evidence, "unset SAFECACHE_TRUST")
     if not settings.isolate:
-        for variable in ("SAFECACHE_COMPILE_TIMEOUT", "SAFECACHE_COMPILE_MEMORY"):
-            if variable in given:
-                evidence = f"{variable}={environ[variable]} has no effect without SAFECACHE_ISOLATE=1."
-                remedy = f"export SAFECACHE_ISOLATE=1  # or unset {variable}"
-                yield finding.warning("settings-at-odds", evidence, remedy)
+        for name in ("compile_timeout", "compile_memory"):
+            if getattr(settings, name) is not None:
+                part = name.removeprefix("compile_")
+                evidence = f"The {part} of a compile has no effect without SAFECACHE_ISOLATE=1."
+                yield finding.warning("settings-at-odds", evidence, f"export SAFECACHE_ISOLATE=1,{part}=…")
     for place in directories.caches(environ):
         if any(os.path.realpath(layer) == os.path.realpath(place.path) for layer in settings.layers):
-            evidence = f"SAFECACHE_LOWER names {place}, which is the cache itself."
-            yield finding.warning("settings-at-odds", evidence, "Name a layer in SAFECACHE_LOWER that is not written.")
+            evidence = f"SAFECACHE_TIERS names {place}, which is the cache itself."
+            yield finding.warning("settings-at-odds", evidence, "Name a directory there that is not written.")
 
 
 _SOON = 14 * 86400.0

@@ -71,7 +71,7 @@ def caches(environ: Mapping[str, str]) -> list[Place]:
         found.append(Place("Inductor's cache", inductors, "TORCHINDUCTOR_CACHE_DIR"))
         local = levels.place_of(inductors)
         if local is not None:
-            found.append(Place("the local level", local, "SAFECACHE_LOCAL"))
+            found.append(Place("the local level", local, "SAFECACHE_TIERS"))
     found.append(Place("Triton's cache", os.path.abspath(layout.triton_cache_dir(environ)), "TRITON_CACHE_DIR"))
     return found
 
@@ -86,7 +86,7 @@ def nearest(path: str) -> str:
 def elsewhere(variable: str) -> str:
     """A shell line that sets ``variable`` to a directory that can be written and that code can be loaded from."""
     found = loads.substitute(variable)
-    return found[1] if found else f"export {variable}=DIR  # one to write to and load code from; none was found"
+    return found[1] if found else f"{loads.set_line(variable)}  # one to write to and load code from; none was found"
 
 
 def by(key: Callable[[str], object], found: Iterable[Place]) -> Iterator[list[Place]]:
@@ -135,10 +135,10 @@ def check_access(environ: Mapping[str, str]) -> Iterator[Finding]:
             yield from _linked(place)
     for layer in config.current().layers:
         if not os.path.isdir(layer) or not os.access(layer, os.R_OK | os.X_OK, effective_ids=True):
-            evidence = f"SAFECACHE_LOWER names {layer}, which {_state(layer)}: nothing is found there."
-            yield finding.warning("layer-missing", evidence, "Mount it, or leave it out of SAFECACHE_LOWER.")
+            evidence = f"SAFECACHE_TIERS names {layer}, which {_state(layer)}: nothing is found there."
+            yield finding.warning("layer-missing", evidence, "Mount it, or leave it out of SAFECACHE_TIERS.")
     for why in filter(None, map(_refused, config.current().packs)):
-        evidence = f"SAFECACHE_LOWER names a pack of which nothing is used: {why}"
+        evidence = f"SAFECACHE_TIERS names a pack of which nothing is used: {why}"
         yield finding.warning("pack-unusable", evidence, "Make it again with safecache copy, or leave it out.")
     if config.current().shared:
         yield from _shared(environ)
@@ -221,7 +221,7 @@ def _linked(place: Place) -> Iterator[Finding]:
 def _shared(environ: Mapping[str, str]) -> Iterator[Finding]:
     """Findings about caches that several users share on purpose."""
     for place in caches(environ):
-        if not os.path.isdir(place.path) or place.variable == "SAFECACHE_LOCAL":
+        if not os.path.isdir(place.path) or place.variable == "SAFECACHE_TIERS":
             continue
         mode = os.stat(place.path).st_mode
         quoted = shlex.quote(place.path)
@@ -256,8 +256,8 @@ def check_space(environ: Mapping[str, str]) -> Iterator[Finding]:
         limit = config.current().max_bytes
         size = room.f_blocks * room.f_frsize
         if limit is not None and any(place.is_cache for place in those) and limit > size:
-            evidence = f"SAFECACHE_MAX_BYTES allows {write_size(limit)}, and {those[0]} is on a file system of "
-            remedy = f"export SAFECACHE_MAX_BYTES={size // 2}"
+            evidence = f"SAFECACHE_LIMITS allows {write_size(limit)}, and {those[0]} is on a file system of "
+            remedy = f"export SAFECACHE_LIMITS=bytes={size // 2}"
             yield finding.warning("limit-beyond-disk", f"{evidence}{write_size(size)}.", remedy)
     most = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
     if most != resource.RLIM_INFINITY and most < _LEAST_BYTES:
@@ -284,7 +284,7 @@ def _remedy(those: list[Place]) -> str:
     caches = [place.path for place in those if place.is_cache and os.path.isdir(place.path)]
     if caches:
         return f"safecache gc --max-age 7d {shlex.join(caches)}"
-    return f"export {those[0].variable}=DIR  # on another file system, or make room there"
+    return f"{loads.set_line(those[0].variable)}  # on another file system, or make room there"
 
 
 def check_execution(environ: Mapping[str, str]) -> Iterator[Finding]:

@@ -8,6 +8,7 @@ import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping
 
+from safecache import loads
 from safecache.doctor import directories, finding
 from safecache.doctor.directories import Place
 from safecache.doctor.finding import Finding
@@ -39,14 +40,20 @@ def _of_mount(mount: Mount, those: list[Place]) -> Finding:
     cache = next((place for place in those if place.is_cache), None)
     if mount.file_system in _MEMORY:
         evidence = f"{where}: that is memory. It counts against a container's limit, and is empty after a restart."
-        return finding.info("in-memory", evidence, f"export {those[0].variable}=DIR  # on a disk, if it is to be kept")
+        return finding.info(
+            "in-memory", evidence, f"{loads.set_line(those[0].variable)}  # on a disk, if it is to be kept"
+        )
     if mounts.is_over_a_network(directories.nearest(those[0].path)):
-        remedy = "export SAFECACHE_LOCAL=DIR  # on a disk of this node" if cache and not config.current().local else ""
+        remedy = (
+            "export SAFECACHE_TIERS=DIR,cache  # DIR on a disk of this node"
+            if cache and not config.current().local
+            else ""
+        )
         evidence = f"{where}: over a network. Each hit asks the server, and locks may be for one host alone."
         return finding.info("network-file-system", evidence, remedy)
     if mount.file_system == "overlay":
         evidence = f"{where}: in a container's own layer, unless it is a volume. It is gone with the container."
-        return finding.info("container-layer", evidence, f"export {those[0].variable}=DIR  # on a volume")
+        return finding.info("container-layer", evidence, f"{loads.set_line(those[0].variable)}  # on a volume")
     return finding.ok("file-system", f"{where}.")
 
 
@@ -72,7 +79,7 @@ def _of_options(mount: Mount, those: list[Place]) -> Iterator[Finding]:
     if "ro" in mount.options and caches:
         evidence = f"{_named(caches)} on {mount}: read-only. What is there is used, and nothing is added."
         layers = ":".join(place.path for place in caches)
-        remedy = f"export SAFECACHE_LOWER={shlex.quote(layers)} {caches[0].variable}=DIR  # where DIR can be written"
+        remedy = f"export SAFECACHE_TIERS={shlex.quote(layers)} {caches[0].variable}=DIR  # where DIR can be written"
         yield finding.warning("read-only-file-system", evidence, remedy)
 
 
@@ -82,12 +89,14 @@ def _of_local_level(environ: Mapping[str, str]) -> Iterator[Finding]:
         return
     place = directories.nearest(local)
     if mounts.is_over_a_network(place):
-        evidence = f"SAFECACHE_LOCAL={local} lies on {mounts.mount_of(place)}, which is not a disk of this node."
-        yield finding.warning("local-level-is-remote", evidence, "export SAFECACHE_LOCAL=DIR  # on a disk of this node")
+        evidence = f"The local level {local} lies on {mounts.mount_of(place)}, which is not a disk of this node."
+        yield finding.warning(
+            "local-level-is-remote", evidence, "export SAFECACHE_TIERS=DIR,cache  # DIR on a disk of this node"
+        )
     shared = directories.nearest(directories.caches(environ)[0].path)
     if os.stat(place).st_dev == os.stat(shared).st_dev:
-        evidence = f"SAFECACHE_LOCAL={local} lies on the same file system as {shared}: all is kept twice there."
-        yield finding.warning("local-level-gains-nothing", evidence, "unset SAFECACHE_LOCAL")
+        evidence = f"The local level {local} lies on the same file system as {shared}: all is kept twice there."
+        yield finding.warning("local-level-gains-nothing", evidence, "Leave it out of SAFECACHE_TIERS.")
 
 
 _PREFIX = ".safecache-probe-"
@@ -126,7 +135,7 @@ def _write(probe: str, where: str, variable: str) -> Iterator[Finding]:
         skew = os.fstat(descriptor).st_mtime - time.time()
     except OSError as error:
         evidence = f"On {where} a file cannot be written and synced: {error.strerror}."
-        yield finding.error("no-sync", evidence, f"export {variable}=DIR  # on another file system")
+        yield finding.error("no-sync", evidence, f"{loads.set_line(variable)}  # on another file system")
         return
     finally:
         os.close(descriptor)
@@ -148,7 +157,7 @@ def _rename(probe: str, where: str, variable: str) -> Iterator[Finding]:
         wrong = error.strerror
     if wrong is not None:
         evidence = f"On {where} a file cannot be renamed over another: {wrong}. So nothing can be published."
-        yield finding.error("no-rename", evidence, f"export {variable}=DIR  # on another file system")
+        yield finding.error("no-rename", evidence, f"{loads.set_line(variable)}  # on another file system")
 
 
 def _lock(probe: str, where: str, variable: str) -> Iterator[Finding]:
@@ -167,7 +176,7 @@ def _lock(probe: str, where: str, variable: str) -> Iterator[Finding]:
         os.close(second)
     if wrong is not None:
         evidence = f"On {where} a lock cannot be relied on: {wrong}. Processes then build the same kernels at once."
-        yield finding.warning("no-locks", evidence, f"export {variable}=DIR  # on another file system")
+        yield finding.warning("no-locks", evidence, f"{loads.set_line(variable)}  # on another file system")
 
 
 def _link(probe: str, where: str, _: str) -> Iterator[Finding]:

@@ -1,4 +1,4 @@
-"""Checks of the remote cache, SAFECACHE_REMOTE: if it can be used, how fast, for what, and who has sealed it."""
+"""Checks of the remote cache: if it can be used, how fast, for what, and who has sealed it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _UNENCRYPTED = ("redis", "valkey", "http")
 _READ_ONLY = ("http", "https")
 _LOCAL = ("localhost", "127.0.0.1", "::1")
 _CONTENT = b"written by safecache doctor"
-_DO_WITHOUT = "unset SAFECACHE_REMOTE  # to do without it"
+_DO_WITHOUT = "leave it out of SAFECACHE_TIERS  # to do without it"
 
 
 def check_remote(_: Mapping[str, str]) -> Iterator[Finding]:
@@ -64,7 +64,7 @@ def _in_clear(url: str, shown: str) -> Iterator[Finding]:
         return
     evidence = f"The remote cache {shown} is used without TLS: who is on the way can read what is sent"
     if parts.password or config.current().remote_password_file:
-        tls = f"export SAFECACHE_REMOTE={parts.scheme}s://…"
+        tls = f"export SAFECACHE_TIERS={parts.scheme}s://…"
         yield finding.warning("remote-without-tls", f"{evidence}, and the password.", tls)
     else:
         yield finding.info("remote-without-tls", f"{evidence}. What comes from there is verified in any case.")
@@ -83,9 +83,9 @@ def _times(store: Store) -> tuple[float, float]:
 def _remedy(said: str) -> str:
     text = said.lower()
     if "certificate" in text or "ssl" in text:
-        return f"export SAFECACHE_REMOTE='rediss://HOST:PORT/0?ssl_ca_certs=FILE'  # its authority; or {_DO_WITHOUT}"
+        return f"export SAFECACHE_TIERS='rediss://HOST:PORT/0?ssl_ca_certs=FILE'  # its authority; or {_DO_WITHOUT}"
     if "auth" in text or "password" in text or "credential" in text:
-        return f"export SAFECACHE_REMOTE_PASSWORD_FILE=FILE  # or the store's own variables; or {_DO_WITHOUT}"
+        return f"export SAFECACHE_TIERS='…?password_file=FILE'  # or the store's own variables; or {_DO_WITHOUT}"
     return _DO_WITHOUT
 
 
@@ -93,7 +93,7 @@ def _speed(shown: str, first: float, took: float) -> Finding:
     evidence = f"The remote cache {shown} answers in {1000 * took:.1f} ms, and the first time in {1000 * first:.0f} ms"
     limit = config.current().remote_timeout
     if took >= limit:
-        remedy = f"export SAFECACHE_REMOTE_TIMEOUT={took * 2:.1f}  # or {_DO_WITHOUT}"
+        remedy = f"export SAFECACHE_TIERS='…?timeout={took * 2:.1f}'  # or {_DO_WITHOUT}"
         return finding.error("remote-too-slow", f"{evidence}: after {limit:g} s it is given up.", remedy)
     if took > _SLOW:
         return finding.warning("remote-slow", f"{evidence}, once or twice for each graph.", _DO_WITHOUT)
@@ -120,7 +120,7 @@ def _rights(store: Store, url: str, shown: str) -> Iterator[Finding]:
         except Exception as error:
             said = f"{type(error).__name__}: {client.first_error_line(error, url)}"
             evidence = f"The remote cache {shown} cannot be written: {said}."
-            remedy = "export SAFECACHE_REMOTE_READ_ONLY=1  # if that is meant"
+            remedy = "export SAFECACHE_TIERS='…?read_only=1'  # if that is meant"
             yield finding.warning("remote-not-writable", evidence, remedy)
     yield from _clock(shown, there, (before + time.time()) / 2)
 

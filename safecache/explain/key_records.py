@@ -2,7 +2,7 @@
 
 They are written after a compile, never on the way to a hit. They are not sealed, since no entry is used or refused by
 them: how long a compile took bounds how long another process waits for the next one, within
-SAFECACHE_SINGLE_FLIGHT_WAIT. What cannot be read as a record is passed over. What is written down of a key are digests,
+SAFECACHE_WAIT. What cannot be read as a record is passed over. What is written down of a key are digests,
 and text that is short and gives no secret away.
 """
 

@@ -40,7 +40,7 @@ _state: Part[_State] = Part(_State, inherit)
 
 _WAITING = (
     "safecache: waiting for {0} to finish {1}; compiling it here after {2:g} s at most"
-    " (SAFECACHE_SINGLE_FLIGHT_WAIT). Help: SAFECACHE_SINGLE_FLIGHT=0 disables waiting"
+    " (SAFECACHE_WAIT). Help: SAFECACHE_WAIT=compile=0 disables waiting"
 )
 _GIVEN_UP = (
     "safecache: gave up waiting for {0}: {1} not finished after {2:.0f} s, or the process is not running."

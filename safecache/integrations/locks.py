@@ -20,7 +20,7 @@ _LOCK = "_safecache_lock"
     issue="https://github.com/pytorch/pytorch/blob/v2.15.0/torch/_inductor/codecache.py#L4172",
 )
 def enter(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    """FileLock.__enter__: no longer than ``SAFECACHE_LOCK_TIMEOUT``, and not in silence.
+    """FileLock.__enter__: no longer than SAFECACHE_WAIT says, and not in silence.
 
     Where torch waits without end it does so still: extensions can take hours to build.
     """

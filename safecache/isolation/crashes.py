@@ -235,9 +235,9 @@ def _report(
 def _remedy(hash: str, note: Note, *, remembered: bool, problem: str) -> str:
     parts = ["Other configurations of the kernel may do."]
     if note.crash.how == "timeout":
-        parts = ["If it needs the time, set SAFECACHE_COMPILE_TIMEOUT."]
+        parts = ["If it needs the time, set a timeout: SAFECACHE_ISOLATE=1,timeout=SECONDS."]
     elif note.crash.how == "memory":
-        parts = ["If it needs the memory, set SAFECACHE_COMPILE_MEMORY."]
+        parts = ["If it needs the memory, set a limit: SAFECACHE_ISOLATE=1,memory=SIZE."]
     if remembered:
         parts.append(f"It is skipped from now on (to have it compiled again: safecache forget {hash[:16]}).")
     parts.append(f"The report is {note.report}." if note.report else f"No report could be written: {problem}.")

@@ -30,6 +30,7 @@ __all__ = [
     "explained",
     "install",
     "is_explained",
+    "set_line",
     "substitute",
 ]
 
@@ -95,7 +96,12 @@ def substitute(variable: str) -> tuple[str, str] | None:
         return None
     # A name of our own, since others may be able to write to the directory too; TMPDIR's must exist already.
     place = directory if variable == "TMPDIR" else os.path.join(directory, f"{variable.lower()}-{os.getuid()}")
-    return directory, f"export {variable}={shlex.quote(place)}"
+    return directory, set_line(variable, shlex.quote(place))
+
+
+def set_line(variable: str, directory: str = "DIR") -> str:
+    """A shell line that has ``variable`` name the directory; SAFECACHE_TIERS, as the local level."""
+    return f"export {variable}={directory}{',cache' if variable == 'SAFECACHE_TIERS' else ''}"
 
 
 def _candidates() -> list[str]:

@@ -1,7 +1,7 @@
 """Packs: a cache as one signed file, which is verified and read group by group, without being unpacked.
 
 A feature: it may import the core, and no other feature. As a tier, what a cache lacks is taken from the packs that
-SAFECACHE_LOWER names, which are never written: each is opened once, as something is first looked for in it. Commands
+SAFECACHE_TIERS names, which are never written: each is opened once, as something is first looked for in it. Commands
 use ``archive``, by way of upkeep.
 """
 

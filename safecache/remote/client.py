@@ -44,7 +44,7 @@ _MOST_NAMES = 5_000_000
 _REMEDY = "Compiling locally; retrying in 30 s. Help: safecache doctor"
 _SLOW_REMEDY = "Not read for 30 s; uploads continue."
 _WRITE_REMEDY = (
-    "Not written for 30 s. Help: safecache doctor, then safecache copy here URL; SAFECACHE_REMOTE_READ_ONLY=1 if that "
+    "Not written for 30 s. Help: safecache doctor, then safecache copy here URL; read_only=1 in its URL if that "
     "is meant"
 )
 
@@ -166,7 +166,7 @@ class Client:
             is_late = isinstance(error, TimeoutError) and time.monotonic() - begun >= seconds
             how = f"{type(error).__name__}: {first_error_line(error, self._url)}"
             if is_late and not self._in_background:
-                how = f"no answer within {seconds:g} s (SAFECACHE_REMOTE_TIMEOUT)"
+                how = f"no answer within {seconds:g} s (timeout in its URL)"
             self._fail(how, error, writing=writing)
         finally:
             if not self._in_background:
@@ -242,7 +242,7 @@ _state: Part[_State] = Part(_State, _State.in_child)
 
 
 def current() -> Client | None:
-    """The client of SAFECACHE_REMOTE for a compile that waits for it; None without one."""
+    """The client of the remote for a compile that waits for it; None without one."""
     return _client(in_background=False)
 
 
@@ -252,7 +252,7 @@ def background_client(url: str | None = None) -> Client | None:
 
 
 def client_for_url(url: str, who: object, connect: Callable[[Terms], Store]) -> Client:
-    """The client of a remote that is not SAFECACHE_REMOTE, on the same terms; one for each ``who`` that uses it."""
+    """The client of a remote that is not in the settings, on the same terms; one for each ``who`` that uses it."""
     return _kept(url, _terms(1), who, connect=connect)
 
 

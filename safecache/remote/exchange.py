@@ -123,7 +123,7 @@ def _fetched(remote: Client, name: str) -> bytes | None:
         client.count(Count.REMOTE_MISS)
     else:
         text = f"{name} has {content.size} bytes or more in the remote cache, and was not fetched."
-        remedy = "SAFECACHE_REMOTE_MAX_BYTES says how much is."
+        remedy = "max_bytes in its URL says how much is."
         events.report(Reason.TOO_LARGE, text, cause="remote", remedy=remedy)
     return None
 

@@ -47,7 +47,7 @@ class Redis:
         if not isinstance(content, Oversized):
             return content
         text = f"{name[:100]} has {content.size} bytes or more in the remote cache {self.shown}, and was not fetched."
-        remedy = "SAFECACHE_REMOTE_MAX_BYTES says how much is."
+        remedy = "max_bytes in its URL says how much is."
         events.report(Reason.TOO_LARGE, text, cause=f"remote {self.shown}", remedy=remedy)
         return None
 

@@ -191,12 +191,12 @@ def _joined(
     if content is None:
         return Sent(0, "there is no key to seal it", is_final=True)
     if len(content) > most:
-        return Sent(0, f"it is larger than SAFECACHE_REMOTE_MAX_BYTES, {units.write_size(most)}", is_final=True)
+        return Sent(0, f"it is larger than max_bytes of the remote, {units.write_size(most)}", is_final=True)
     return content
 
 
 def flush(seconds: float | None = None) -> int:
-    """Wait until what was offered is sent, at most so long, else SAFECACHE_REMOTE_FLUSH; how much still could be."""
+    """Wait until what was offered is sent, at most so long, else ``flush`` of the remote; how much still could be."""
     return _sender.now.flush(config.current().remote_flush if seconds is None else seconds)
 
 
@@ -208,7 +208,7 @@ def _at_exit() -> None:
         events.report(
             Reason.REMOTE_UNAVAILABLE,
             "uploads to the remote cache did not finish",
-            why=f"{left} are left after {took} (SAFECACHE_REMOTE_FLUSH)",
+            why=f"{left} are left after {took} (flush in its URL)",
             cause="flush",
             remedy="Other hosts will recompile them. Help: safecache copy here URL",
         )

@@ -197,7 +197,7 @@ class Tiers(NamedTuple):
 
     ``place``: its path in a cache directory, for str.format(). ``key``: the pattern of its keys, so that no path made
     of one leads out of its cache. ``is_pulled``: whether it is of use without what refers to it, so that
-    `safecache pull` fetches it.
+    `safecache copy` fetches it from a remote.
     """
 
     place: str

@@ -100,7 +100,7 @@ _FIXES = {
     errno.EDQUOT: f"the disk quota is used up: {_FREE}",
     errno.EACCES: "make the directory writable for uid {uid}, or " + _ELSEWHERE,
     errno.EPERM: "make the directory writable for uid {uid}, or " + _ELSEWHERE,
-    errno.EROFS: "SAFECACHE_LOWER reads a read-only cache on purpose; for what is compiled, " + _ELSEWHERE,
+    errno.EROFS: "SAFECACHE_TIERS reads a read-only cache on purpose; for what is compiled, " + _ELSEWHERE,
     errno.EIO: "check the disk (dmesg), or set {variable} to a directory on another one",
     errno.ESTALE: "mount the network file system again, or " + _ELSEWHERE,
     errno.ENOTCONN: "the program behind this FUSE mount has ended: mount it again, or " + _ELSEWHERE,

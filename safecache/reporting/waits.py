@@ -27,7 +27,7 @@ NOTICE = 5.0
 
 _SPENT = (
     "safecache: waited {0:.0f} s in vain for other processes in all. Waiting for none of them again in this process."
-    " Help: safecache doctor, SAFECACHE_SINGLE_FLIGHT_WAIT and SAFECACHE_LOCK_TIMEOUT set the limit"
+    " Help: safecache doctor, SAFECACHE_WAIT sets the limit"
 )
 _SPENT_IN_GROUP = (
     "safecache: waited {0:.0f} s for other processes since the last collective, half of the process group's limit."

@@ -12,8 +12,8 @@ from typing import Any
 __all__ = ["apart"]
 
 # Variables that name a path, or several. A part that is empty stands for the working directory.
-_LISTS = re.compile(r"(PYTHON|LD_LIBRARY_|C_INCLUDE_|CPLUS_INCLUDE_|LIBRARY_)?PATH|CPATH|SAFECACHE_LOWER")
-_PATHS = re.compile(r"HOME|TMPDIR|.*_(DIR|HOME|FILE|ROOT)|SAFECACHE_(LOCAL|KEYRING)|TRITON_.*_PATH|CUDA_PATH")
+_LISTS = re.compile(r"(PYTHON|LD_LIBRARY_|C_INCLUDE_|CPLUS_INCLUDE_|LIBRARY_)?PATH|CPATH")
+_PATHS = re.compile(r"HOME|TMPDIR|.*_(DIR|HOME|FILE|ROOT)|SAFECACHE_KEYRING|TRITON_.*_PATH|CUDA_PATH")
 # A compiler, which its arguments may follow. Its name alone is looked for in PATH.
 _COMMANDS = re.compile(r"CC|CXX|CUDACXX")
 

@@ -7,10 +7,11 @@ import sys
 import time
 
 from safecache.errors import ConfigError
-from safecache.settings.settings import ISOLATE, OBSERVE, PACK, REMOTES, SETTINGS, without_password
+from safecache.settings.settings import ISOLATE, OBSERVE, REMOTES, SETTINGS, VALUES, is_pack, names, without_password
 
 __all__ = [
     "EXIT_CONFIG",
+    "VARIABLES",
     "Config",
     "as_run",
     "cache_directory",
@@ -49,7 +50,11 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
     from typing import Any
 
+    from safecache.settings.settings import Setting, Value
 
+
+# Those of now, and those that count for one more release.
+VARIABLES = (*(setting.variable for setting in SETTINGS), *(value.older for value in VALUES.values() if value.older))
 EXIT_CONFIG = 78  # EX_CONFIG of sysexits.h: exit status of a process whose settings cannot be met
 
 _CACHE_DIRECTORY = "TORCHINDUCTOR_CACHE_DIR"
@@ -66,7 +71,7 @@ _RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 
 
 class Config:
-    """The settings as read once, by their names in SETTINGS."""
+    """The settings as read once, by their names in VALUES."""
 
     enabled: bool | str
     strict: bool
@@ -125,11 +130,6 @@ class Config:
         return tuple(path for path in self.lower if not is_pack(path))
 
 
-def is_pack(path: str) -> bool:
-    """Whether a file of this name is a pack: a directory ``.safecache`` is none."""
-    return os.path.splitext(path)[1] == PACK
-
-
 def is_url(place: str) -> bool:
     """Tell whether a place is a remote, and no file or directory."""
     return place.partition("://")[0].lower() in REMOTES and "://" in place
@@ -144,27 +144,35 @@ def load(environ: Mapping[str, str]) -> Config:
 
     Raises ConfigError naming the variable, its value and what is allowed.
     """
-    values: dict[str, Any] = {}
+    values = {value.name: value.default for value in VALUES.values()}
+    for value in VALUES.values():
+        if environ.get(value.older):
+            values[value.name] = _parsed(value.older, environ, value)
     for setting in SETTINGS:
-        text = environ.get(setting.variable, "") or environ.get(setting.alias, "")
-        try:
-            values[setting.name] = setting.parse(text) if text else setting.default
-        except ValueError:
-            shown = without_password(text) if setting.name == "remote" else text
-            raise ConfigError(f"{setting.variable}={shown!r} is not allowed: use {setting.allowed}") from None
+        if environ.get(setting.variable):
+            values |= _parsed(setting.variable, environ, setting)
     if values["enabled"] == OBSERVE:
         values |= _OBSERVING
     return Config(**values, config_home=_config_home(environ))
 
 
+def _parsed(variable: str, environ: Mapping[str, str], form: Value | Setting) -> Any:
+    text = environ[variable]
+    try:
+        return form.parse(text)
+    except ValueError:
+        shown = ",".join(map(without_password, names(text))) if "://" in text else text
+        raise ConfigError(f"{variable}={shown!r} is not allowed: use {form.allowed}") from None
+
+
 def problems(environ: Mapping[str, str]) -> dict[str, str]:
     """The error message for each variable of ``environ`` that load() would refuse. Raises nothing."""
     found = {}
-    for setting in SETTINGS:
+    for variable in VARIABLES:
         try:
-            load({setting.variable: environ.get(setting.variable, "")})
+            load({variable: environ.get(variable, "")})
         except ConfigError as error:
-            found[setting.variable] = str(error)
+            found[variable] = str(error)
     return found
 
 
@@ -256,7 +264,8 @@ def run_id() -> str:
 def isolate() -> None:
     """Turn SAFECACHE_ISOLATE on for this process and its children, unless it is on already. Raises ConfigError."""
     if not current().isolate:
-        os.environ[ISOLATE] = "1"
+        parts = [word for word in names(os.environ.get(ISOLATE, "")) if "=" in word]
+        os.environ[ISOLATE] = ",".join(["1", *parts])
         reload()
 
 

@@ -17,12 +17,15 @@ __all__ = [
     "REDIS",
     "REMOTES",
     "SETTINGS",
+    "VALUES",
     "WORKERS",
     "Form",
     "Setting",
+    "Value",
     "compile_memory",
     "compile_timeout",
     "enabled",
+    "is_pack",
     "isolate",
     "namespace",
     "one_of",
@@ -175,6 +178,9 @@ REMOTES = (*REDIS, "s3", "gs", "az", "http", "https", "file")
 ISOLATE = "SAFECACHE_ISOLATE"
 
 
+CACHE = "cache"  # in SAFECACHE_TIERS
+
+
 class Form:
     """How a value is written: ``parse`` raises ValueError for what ``allowed`` does not describe."""
 
@@ -183,19 +189,24 @@ class Form:
         self.allowed = allowed
 
 
-class Setting:
-    """Describe one row of the table, of which guide/settings.md tells the rest.
+class Value:
+    """One value of Config. ``older``: the variable that has set it alone, which counts for one more release."""
 
-    ``alias``: the variable that it was before, which counts where the new one is unset.
-    """
-
-    def __init__(self, name: str, default: Any, form: Form, variable: str = "", alias: str = "") -> None:
+    def __init__(self, name: str, default: Any, form: Form, older: str = "") -> None:
         self.name = name
-        self.variable = variable or f"SAFECACHE_{name.upper()}"
         self.default = default
         self.parse = form.parse
         self.allowed = form.allowed
-        self.alias = alias
+        self.older = older and f"SAFECACHE_{older}"
+
+
+class Setting:
+    """One variable, of which guide/settings.md tells the rest: ``parse`` returns what it sets of VALUES, by name."""
+
+    def __init__(self, name: str, parse: Callable[[str], dict[str, Any]], allowed: str) -> None:
+        self.variable = f"SAFECACHE_{name}" if name else "SAFECACHE"
+        self.parse = parse
+        self.allowed = allowed
 
 
 _SWITCH = Form(switch, "1/true/yes/on or 0/false/no/off")
@@ -204,43 +215,145 @@ _SECONDS = Form(seconds, f"seconds, 0 to {LONGEST_TIME:.0f}")
 _SIZE = Form(units.parse_size, units.SIZES)
 _AGE = Form(units.parse_age, units.AGES)
 
-SETTINGS: tuple[Setting, ...] = (
-    Setting("enabled", True, Form(enabled, f"{_SWITCH.allowed}, or {OBSERVE}"), variable="SAFECACHE"),
-    Setting("strict", False, _SWITCH),
-    Setting("disable", (), Form(names, "names of units, with , between them")),
-    Setting("trust", "signed", Form(one_of(TRUST_MODES), " or ".join(TRUST_MODES))),
-    Setting("key_file", None, _PATH),
-    Setting("keyring", None, _PATH),
-    Setting(
-        "namespace", DEFAULT_NAMESPACE, Form(namespace, f"letters, digits and . _ - / (up to {LONGEST_NAMESPACE})")
-    ),
-    Setting("shared", False, _SWITCH),
-    Setting("fsync", "auto", Form(one_of(FSYNC_MODES), "auto, always or never")),
-    Setting("lower", (), Form(paths, "absolute paths, with : between them")),
-    Setting("local", None, _PATH),
-    Setting("remote", None, Form(url, f"a URL: {', '.join(REMOTES)}")),
-    Setting("remote_password_file", None, _PATH),
-    Setting("remote_read_only", False, _SWITCH),
-    Setting("remote_connect", 0.2, _SECONDS),
-    Setting("remote_timeout", 1, _SECONDS),
-    Setting("remote_flush", 5, _SECONDS),
-    Setting("remote_max_bytes", 256_000_000, _SIZE),
-    Setting("remote_ttl", None, _AGE),
-    Setting("max_bytes", None, _SIZE),
-    Setting("max_files", None, Form(units.parse_count, "a number")),
-    Setting("max_age", None, _AGE),
-    Setting("must_hit", False, _SWITCH),
-    Setting("lock_timeout", 120, _SECONDS),
-    Setting("single_flight", True, _SWITCH),
-    Setting("single_flight_wait", 300, _SECONDS),
-    Setting("trials", True, _SWITCH),
-    Setting("exec_dir", None, _PATH),
-    Setting("isolate", False, Form(isolate, f"{_SWITCH.allowed}, or {WORKERS}")),
-    Setting("prefetch", True, _SWITCH),
-    Setting("compile_timeout", None, Form(compile_timeout, f"seconds, 1 to {LONGEST_TIME:.0f}")),
-    Setting("compile_memory", None, Form(compile_memory, f"at least 1 GB: {units.SIZES}")),
-    Setting("assume_unchanged", (), Form(names, "names separated by commas")),
-    Setting("recompile_sample", 0.0, Form(share, "a number from 0 to 1"), alias="SAFECACHE_VERIFY"),
-    Setting("explain", False, _SWITCH),
-    Setting("metrics", False, _SWITCH),
+VALUES = {
+    value.name: value
+    for value in (
+        Value("enabled", True, Form(enabled, f"{_SWITCH.allowed}, or {OBSERVE}")),
+        Value("strict", False, _SWITCH),
+        Value("disable", (), Form(names, "names of units, with , between them")),
+        Value("trust", "signed", Form(one_of(TRUST_MODES), " or ".join(TRUST_MODES))),
+        Value("key_file", None, _PATH),
+        Value("keyring", None, _PATH),
+        Value(
+            "namespace",
+            DEFAULT_NAMESPACE,
+            Form(namespace, f"letters, digits and . _ - / (up to {LONGEST_NAMESPACE})"),
+        ),
+        Value("shared", False, _SWITCH),
+        Value("fsync", "auto", Form(one_of(FSYNC_MODES), "auto, always or never")),
+        Value("local", None, _PATH, "LOCAL"),
+        Value("lower", (), Form(paths, "absolute paths, with : between them"), "LOWER"),
+        Value("remote", None, Form(url, f"a URL: {', '.join(REMOTES)}"), "REMOTE"),
+        Value("remote_password_file", None, _PATH, "REMOTE_PASSWORD_FILE"),
+        Value("remote_read_only", False, _SWITCH, "REMOTE_READ_ONLY"),
+        Value("remote_connect", 0.2, _SECONDS, "REMOTE_CONNECT"),
+        Value("remote_timeout", 1, _SECONDS, "REMOTE_TIMEOUT"),
+        Value("remote_flush", 5, _SECONDS, "REMOTE_FLUSH"),
+        Value("remote_max_bytes", 256_000_000, _SIZE, "REMOTE_MAX_BYTES"),
+        Value("remote_ttl", None, _AGE, "REMOTE_TTL"),
+        Value("max_bytes", None, _SIZE, "MAX_BYTES"),
+        Value("max_files", None, Form(units.parse_count, "a number"), "MAX_FILES"),
+        Value("max_age", None, _AGE, "MAX_AGE"),
+        Value("must_hit", False, _SWITCH),
+        Value("lock_timeout", 120, _SECONDS, "LOCK_TIMEOUT"),
+        Value("single_flight", True, _SWITCH, "SINGLE_FLIGHT"),
+        Value("single_flight_wait", 300, _SECONDS, "SINGLE_FLIGHT_WAIT"),
+        Value("trials", True, _SWITCH, "TRIALS"),
+        Value("exec_dir", None, _PATH),
+        Value("isolate", False, Form(isolate, f"{_SWITCH.allowed}, or {WORKERS}")),
+        Value("prefetch", True, _SWITCH, "PREFETCH"),
+        Value("compile_timeout", None, Form(compile_timeout, f"seconds, 1 to {LONGEST_TIME:.0f}"), "COMPILE_TIMEOUT"),
+        Value("compile_memory", None, Form(compile_memory, f"at least 1 GB: {units.SIZES}"), "COMPILE_MEMORY"),
+        Value("assume_unchanged", (), Form(names, "names separated by commas")),
+        Value("recompile_sample", 0.0, Form(share, "a number from 0 to 1"), "VERIFY"),
+        Value("explain", False, _SWITCH),
+        Value("metrics", False, _SWITCH),
+    )
+}
+
+
+def _alone(name: str, variable: str | None = None) -> Setting:
+    value = VALUES[name]
+    return Setting(
+        name.upper() if variable is None else variable, lambda text: {name: value.parse(text)}, value.allowed
+    )
+
+
+def _combined(variable: str, parts: dict[str, str], main: str = "") -> Setting:
+    """A setting of ``name=value`` with commas between them, and of one word alone that is the value of ``main``."""
+
+    def parse(text: str) -> dict[str, Any]:
+        found = {}
+        for word in names(text):
+            part, is_part, value = word.partition("=")
+            name = parts.get(part, "") if is_part else main
+            if not name or name in found:
+                raise ValueError(text)
+            found[name] = VALUES[name].parse(value if is_part else part)
+        if not found:
+            raise ValueError(text)
+        return found
+
+    words = [VALUES[main].allowed] if main else []
+    words += [f"{part}={VALUES[name].allowed}" for part, name in parts.items()]
+    return Setting(variable, parse, "with , between them: " + "; ".join(words))
+
+
+def _waits(text: str) -> dict[str, Any]:
+    found = _WAITS.parse(text)
+    if found.get("single_flight_wait") == 0:
+        found["single_flight"] = False
+    return found
+
+
+# Parameters of a remote in SAFECACHE_TIERS, after the name of each value.
+_OF_REMOTE = ("password_file", "read_only", "connect", "timeout", "flush", "max_bytes", "ttl")
+_TIERS = (
+    f"with , between them: absolute paths of directories, then of packs, then a URL: {', '.join(REMOTES)}; and before "
+    f"the word {CACHE} a directory"
+)
+
+
+def _tiers(text: str) -> dict[str, Any]:
+    *above, below = [names(part) for part in f",{text},".split(f",{CACHE},")]
+    fast = above[0] if above else ()
+    lower = tuple(word for word in below if "://" not in word)
+    remotes = below[len(lower) :]
+    is_ordered = lower + remotes == below and [*lower] == sorted(lower, key=is_pack) and not any(map(is_pack, fast))
+    if not is_ordered or not (fast or below) or max(len(above), len(fast), len(remotes)) > 1:
+        raise ValueError(text)
+    found = {"local": next(map(path, fast), None), "lower": tuple(map(path, lower)), "remote": None}
+    for remote in remotes:
+        found |= _remote(remote)
+    return found
+
+
+def _remote(text: str) -> dict[str, Any]:
+    place, _, query = text.partition("?")
+    theirs, found = [], {}
+    for pair in filter(None, query.split("&")):
+        name, _, value = pair.partition("=")
+        if name in _OF_REMOTE:
+            found[f"remote_{name}"] = VALUES[f"remote_{name}"].parse(value)
+        else:
+            theirs.append(pair)
+    return {"remote": url("?".join(filter(None, [place, "&".join(theirs)]))), **found}
+
+
+def is_pack(path: str) -> bool:
+    """Whether a file of this name is a pack: a directory ``.safecache`` is none."""
+    return os.path.splitext(path)[1] == PACK
+
+
+_WAITS = _combined("WAIT", {"lock": "lock_timeout", "compile": "single_flight_wait"})
+SETTINGS = (
+    _alone("enabled", ""),
+    _alone("strict"),
+    _alone("disable"),
+    _alone("trust"),
+    _alone("key_file"),
+    _alone("keyring"),
+    _alone("namespace"),
+    _alone("shared"),
+    _alone("fsync"),
+    Setting("TIERS", _tiers, _TIERS),
+    _combined("LIMITS", {"bytes": "max_bytes", "files": "max_files", "age": "max_age"}),
+    _alone("must_hit"),
+    Setting("WAIT", _waits, _WAITS.allowed),
+    _alone("exec_dir"),
+    _combined("ISOLATE", {"timeout": "compile_timeout", "memory": "compile_memory", "ahead": "prefetch"}, "isolate"),
+    _alone("assume_unchanged"),
+    _alone("recompile_sample"),
+    _alone("explain"),
+    _alone("metrics"),
 )

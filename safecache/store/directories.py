@@ -27,7 +27,7 @@ REMEDY = "It is made anew; what lies there is left there, or replaced by that if
 def candidates(ref: Ref) -> Iterator[Bundle]:
     """Yield what the directories below its cache have, the nearest first, but for entries: see Tier.candidates().
 
-    Those are the shared level below a local one, the directory that a fallback directory replaces, and SAFECACHE_LOWER;
+    Those are the shared level below a local one, the directory that a fallback directory replaces, and SAFECACHE_TIERS;
     for kernels, where this user's programs may have kept them otherwise too: torch sets TRITON_CACHE_DIR with its first
     autotuner. Entries are read where they lie.
     """

@@ -101,12 +101,12 @@ _PATIENCE = 60.0
 # Retrying a directory whose locks are not granted can take as long as the timeout: at most a sixth of the time.
 _LOCK_PATIENCE = 5
 _REMEDY = (
-    "Help: free space, or fix permissions. If {0} is read-only on purpose, set SAFECACHE_LOWER={0} and"
+    "Help: free space, or fix permissions. If {0} is read-only on purpose, set SAFECACHE_TIERS={0} and"
     " TORCHINDUCTOR_CACHE_DIR to a writable directory"
 )
-_LOCAL_REMEDY = "Help: make {0} usable for this user alone, or set SAFECACHE_LOCAL to another directory"
+_LOCAL_REMEDY = "Help: make {0} usable for this user alone, or name another before cache in SAFECACHE_TIERS"
 _LOCK_REMEDY = (
-    "Help: find the process that holds it, and whether it is frozen; SAFECACHE_LOCK_TIMEOUT sets how long to wait"
+    "Help: find the process that holds it, and whether it is frozen; SAFECACHE_WAIT=lock=SECONDS sets how long to wait"
 )
 
 _parent_tells = False
@@ -176,7 +176,7 @@ def _fault(directory: str, objection: Callable[[str], str | None]) -> Fault | No
     against = objection(directory)
     if against is not None:
         return Fault(Reason.UNUSABLE_DIRECTORY, against)
-    variable = "SAFECACHE_LOCAL" if levels.is_local(directory) else "TORCHINDUCTOR_CACHE_DIR"
+    variable = "SAFECACHE_TIERS" if levels.is_local(directory) else "TORCHINDUCTOR_CACHE_DIR"
     against = directory_faults.objection_to_code(directory, variable)
     return None if against is None else Fault(Reason.NOT_EXECUTABLE, against)
 

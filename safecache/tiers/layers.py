@@ -1,7 +1,7 @@
 """The tiers below a cache: similar directories, which are read where it lacks a file.
 
 First the shared level below a local one, or the cache directory that a fallback directory replaces; then the layers
-that the user has named in ``SAFECACHE_LOWER``, which are never written.
+that the user has named in SAFECACHE_TIERS, which are never written.
 """
 
 from __future__ import annotations

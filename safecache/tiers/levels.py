@@ -1,4 +1,6 @@
-"""Two levels of a cache: one on this node, which torch uses, in front of a slow shared one (``SAFECACHE_LOCAL``).
+"""Two levels of a cache: one on this node, which torch uses, in front of a slow shared one.
+
+The first is named before ``cache`` in SAFECACHE_TIERS.
 
 The shared level is the nearest tier below the local one and, unlike the layers, is written too.
 """

@@ -27,7 +27,7 @@ from safecache.upkeep.copies import Fate, Listing, Step
 __all__ = ["Held", "Remote", "Removal", "chosen", "listed", "remove", "sizes"]
 
 # Requests at once; and names that are asked for in one: their starts have to fit into what is received of one answer,
-# however small SAFECACHE_REMOTE_MAX_BYTES is.
+# however small max_bytes is.
 _THREADS = 8
 _BATCH = 200
 
@@ -77,7 +77,7 @@ class Remote:
         elif content is None:
             found = Refusal(Reason.EMPTY, "the remote has lost it meanwhile")
         else:
-            found = Refusal(Reason.TOO_LARGE, f"it is larger than SAFECACHE_REMOTE_MAX_BYTES, {most}")
+            found = Refusal(Reason.TOO_LARGE, f"it is larger than max_bytes of the remote, {most}")
         if isinstance(found, Refusal):
             return Bundle(listing.ref, (), ORIGIN, refusal=found)
         unplaced = Refusal(Reason.UNSAFE_NAME, "it does not say, or not truly, where it belongs")

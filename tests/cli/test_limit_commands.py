@@ -93,7 +93,7 @@ def test_gc_that_cannot_meet_the_limit_tells_why_and_fails(cache, run, report):
 def test_gc_without_a_limit_says_so(cache, run):
     cache.aot("a", 4000 * DAY)
     said = run("gc", cache.root)
-    assert said.code == 0 and "SAFECACHE_MAX_BYTES" in said.err and len(cache.files()) == 1
+    assert said.code == 0 and "SAFECACHE_LIMITS" in said.err and len(cache.files()) == 1
 
 
 def test_quiet_gc_prints_nothing(cache, run, monkeypatch):

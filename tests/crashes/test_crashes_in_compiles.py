@@ -58,13 +58,13 @@ def test_file_of_ir_is_compiled_apart_once_as_stock_does(home, stage):
 def test_hang_ends_with_the_timeout(home):
     [crash] = home.compile("hang", env={"SAFECACHE_COMPILE_TIMEOUT": "2"}).result
     assert (crash["error"], crash["how"]) == ("TritonCompileCrash", "timeout")
-    assert "more than 2 s" in crash["text"] and "SAFECACHE_COMPILE_TIMEOUT" in crash["text"]
+    assert "more than 2 s" in crash["text"] and "SAFECACHE_ISOLATE=1,timeout=" in crash["text"]
 
 
 def test_want_of_memory_ends_with_the_limit(home):
     [crash] = home.compile("memory", env={"SAFECACHE_COMPILE_MEMORY": "1G"}).result
     assert (crash["error"], crash["how"]) == ("TritonCompileCrash", "memory")
-    assert "more than 1.0 GB" in crash["text"] and "SAFECACHE_COMPILE_MEMORY" in crash["text"]
+    assert "more than 1.0 GB" in crash["text"] and "SAFECACHE_ISOLATE=1,memory=" in crash["text"]
 
 
 @pytest.mark.parametrize(("name", "error"), [("wrong-instruction", "PTXASError"), ("wrong-types", "CompilationError")])

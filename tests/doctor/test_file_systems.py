@@ -54,7 +54,7 @@ class Uncached(dict):
 @pytest.mark.parametrize("kind", ["nfs4", "lustre", "gpfs", "beegfs", "ceph", "fuse.s3fs", "9p"])
 def test_file_system_over_a_network(told, kind):
     found = told(kind)["network-file-system"]
-    assert kind in found.evidence and "SAFECACHE_LOCAL" in found.remedy and found.severity == "info"
+    assert kind in found.evidence and "SAFECACHE_TIERS" in found.remedy and found.severity == "info"
 
 
 def test_network_file_system_behind_a_local_level_needs_nothing(told):

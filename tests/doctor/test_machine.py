@@ -192,7 +192,7 @@ def test_full_file_system_is_told_without_a_probe(machine, mount):
 def test_limit_that_the_disk_cannot_hold(machine, mount):
     mount(machine.inductor, "size=2g,mode=755")
     found = machine.examine(env={"SAFECACHE_MAX_BYTES": "10G"}).one("limit-beyond-disk", "warning")
-    assert "10.0 GB" in found["evidence"] and found["remedy"] == f"export SAFECACHE_MAX_BYTES={1 << 30}"
+    assert "10.0 GB" in found["evidence"] and found["remedy"] == f"export SAFECACHE_LIMITS=bytes={1 << 30}"
 
 
 def test_limit_on_the_size_of_files(machine):

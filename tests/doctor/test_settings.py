@@ -49,8 +49,8 @@ def test_safecache_that_is_switched_off(machine):
     ("env", "named"),
     [
         ({"SAFECACHE_SHARED": "1", "SAFECACHE_TRUST": "private"}, "SAFECACHE_TRUST=private has no effect"),
-        ({"SAFECACHE_COMPILE_TIMEOUT": "60"}, "SAFECACHE_COMPILE_TIMEOUT=60 has no effect"),
-        ({"SAFECACHE_LOWER": "{inductor}"}, "which is the cache itself"),
+        ({"SAFECACHE_ISOLATE": "timeout=60"}, "The timeout of a compile has no effect"),
+        ({"SAFECACHE_TIERS": "{inductor}"}, "which is the cache itself"),
     ],
     ids=["private and shared", "limit without isolation", "layer is the cache"],
 )
@@ -60,7 +60,7 @@ def test_setting_that_has_no_effect_beside_another(machine, env, named):
 
 
 def test_local_level_beside_the_shared_cache_gains_nothing(machine):
-    report = machine.examine(env={"SAFECACHE_LOCAL": machine.base / "local"})
+    report = machine.examine(env={"SAFECACHE_TIERS": f"{machine.base}/local,cache"})
     assert str(machine.inductor) in report.one("local-level-gains-nothing", "warning")["evidence"]
 
 

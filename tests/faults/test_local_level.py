@@ -165,7 +165,7 @@ def test_local_level_that_cannot_be_used_costs_one_warning_and_the_shared_one_se
     fault(filled.home.base / "a")
     answer = filled.run("a")
     assert is_warm(answer) and len(answer.warnings) == 1, answer
-    assert "local level" in answer.warnings[0] and "SAFECACHE_LOCAL" in answer.warnings[0], answer
+    assert "local level" in answer.warnings[0] and "SAFECACHE_TIERS" in answer.warnings[0], answer
     shutil.rmtree(filled.shared)
     assert is_cold(filled.run("a")) and is_warm(filled.run("b")), "it is written too"
     strict = filled.run("a", strict=True)

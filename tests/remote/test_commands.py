@@ -242,7 +242,7 @@ def test_a_remote_that_nobody_serves(run, settings, cache):
 
 def test_no_remote(run, cache):
     said = run("push", cache)
-    assert said.code == 78 and "SAFECACHE_REMOTE" in said.err
+    assert said.code == 78 and "SAFECACHE_TIERS" in said.err
 
 
 def test_a_bad_url_is_not_shown(run, cache):
@@ -271,7 +271,7 @@ def test_too_large_to_be_fetched(run, url, cache, tmp_path, settings):
     settings(SAFECACHE_REMOTE_MAX_BYTES=50_000)
     said = told(run("pull", tmp_path / "there", "--json"), 1)
     assert (said["copied"], said["refused"]) == (filled.BUNDLES, 1)
-    assert "SAFECACHE_REMOTE_MAX_BYTES" in said["problems"][0]["why"]
+    assert "max_bytes" in said["problems"][0]["why"]
 
 
 def test_keys_that_are_hashed_in_names_come_back(run, url, cache, tmp_path):
@@ -352,7 +352,7 @@ def test_redis_expires_by_itself(run, redis_server, settings, cache):
     settings(SAFECACHE_REMOTE=redis_server.url)
     run("push", cache)
     said = run("gc", "--remote", "--max-age", "1s")
-    assert said.code == 1 and "SAFECACHE_REMOTE_TTL" in said.err
+    assert said.code == 1 and "ttl in SAFECACHE_TIERS" in said.err
     assert redis_server.client().dbsize() == filled.BUNDLES
 
 

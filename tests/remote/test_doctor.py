@@ -120,7 +120,7 @@ def test_password_that_is_wrong(new_redis, settings, tmp_path):
     server = new_redis("--requirepass", "the-right-one")
     settings(SAFECACHE_REMOTE=server.url)
     [found] = findings().values()
-    assert found.code == "remote-unreachable" and "SAFECACHE_REMOTE_PASSWORD_FILE" in found.remedy
+    assert found.code == "remote-unreachable" and "password_file=" in found.remedy
     (tmp_path / "password").write_text("the-right-one\n")
     settings(SAFECACHE_REMOTE_PASSWORD_FILE=tmp_path / "password")
     keyring.current()
@@ -134,7 +134,7 @@ def test_user_who_may_only_read(new_redis, settings):
     found = findings()
     assert found["remote"].severity == "ok"
     assert found["remote-not-writable"].severity == "warning"
-    assert "SAFECACHE_REMOTE_READ_ONLY=1" in found["remote-not-writable"].remedy
+    assert "read_only=1" in found["remote-not-writable"].remedy
     settings(SAFECACHE_REMOTE_READ_ONLY="1")
     assert findings()["remote-read-only"].severity == "info"
 

@@ -143,7 +143,7 @@ def test_what_is_too_large_is_no_business_of_push(remote, settings, tmp_path, ca
     tier.keep(bundle)
     assert sender.flush(20) == 0 and not there(remote)
     assert events.counters()["not sent to the remote"] == 1
-    assert "larger than SAFECACHE_REMOTE_MAX_BYTES" in caplog.text and "push" not in caplog.text
+    assert "larger than max_bytes of the remote" in caplog.text and "push" not in caplog.text
 
 
 PROGRAM = """

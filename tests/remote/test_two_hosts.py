@@ -86,7 +86,7 @@ def test_server_that_may_only_read(home, new_home, redis_server):
     finally:
         client.acl_deluser("reader")
     assert refused.ok, refused
-    assert len(refused.warnings) == 1 and "SAFECACHE_REMOTE_READ_ONLY" in refused.warnings[0], refused.warnings
+    assert len(refused.warnings) == 1 and "read_only=1" in refused.warnings[0], refused.warnings
     assert "secret" not in str(refused.warnings)
     assert refused.stats["remote miss"] > 1, "it is read all the same"
 

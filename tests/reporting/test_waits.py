@@ -52,7 +52,7 @@ def test_spent_budget_is_told_once(caplog):
     assert not caplog.messages
     assert waits.remaining(300) == waits.remaining(300) == 0
     (line,) = caplog.messages
-    assert "waited 300 s in vain" in line and "SAFECACHE_SINGLE_FLIGHT_WAIT" in line
+    assert "waited 300 s in vain" in line and "SAFECACHE_WAIT" in line
 
 
 def test_rank_that_has_waited_tells_so_once(caplog):

@@ -30,9 +30,13 @@ SWITCHES = (
 HOME = {"HOME": "/home/user"}
 
 
+# Those of before, by which each value is set alone, and those of now that are about one value.
+NAMES = {f"SAFECACHE_{name.upper()}" if name != "enabled" else "SAFECACHE": name for name in settings.VALUES}
+
+
 def value(variable, text=None):
     read = config.load(HOME if text is None else {**HOME, variable: text})
-    return getattr(read, {setting.variable: setting.name for setting in settings.SETTINGS}[variable])
+    return getattr(read, NAMES[variable])
 
 
 DEFAULTS = {
@@ -83,8 +87,97 @@ PATHS = (
 
 
 def test_these_are_all_settings():
-    assert {setting.variable for setting in settings.SETTINGS} == DEFAULTS.keys()
-    assert {setting.name for setting in settings.SETTINGS} | {"config_home"} == vars(config.load({})).keys()
+    assert NAMES.keys() == DEFAULTS.keys() <= {*config.VARIABLES}
+    assert {*NAMES.values(), "config_home"} == vars(config.load({})).keys()
+    assert {*config.VARIABLES} - DEFAULTS.keys() == {
+        "SAFECACHE_TIERS",
+        "SAFECACHE_LIMITS",
+        "SAFECACHE_WAIT",
+        "SAFECACHE_VERIFY",
+    }
+
+
+TIERS = {
+    "/a,/b/c": {"lower": ("/a", "/b/c")},
+    " /a , /b.safecache ,": {"lower": ("/a", "/b.safecache")},
+    "/nvme,cache": {"local": "/nvme"},
+    "/nvme,cache,/a": {"local": "/nvme", "lower": ("/a",)},
+    "cache,/a": {"lower": ("/a",)},
+    "redis://h/0": {"remote": "redis://h/0"},
+    "/a,s3://b/c?region=x&timeout=2&read_only=1": {
+        "lower": ("/a",),
+        "remote": "s3://b/c?region=x",
+        "remote_timeout": 2.0,
+        "remote_read_only": True,
+    },
+    "redis://h?connect=1&flush=2&max_bytes=1M&ttl=1d&password_file=/p": {
+        "remote": "redis://h",
+        "remote_connect": 1.0,
+        "remote_flush": 2.0,
+        "remote_max_bytes": 10**6,
+        "remote_ttl": 86400,
+        "remote_password_file": "/p",
+    },
+}
+
+
+def changed(environ):
+    read, before = vars(config.load(HOME | environ)), vars(config.load(HOME))
+    return {name: read[name] for name in read if read[name] != before[name]}
+
+
+@pytest.mark.parametrize("text", TIERS)
+def test_tiers_are_in_their_order(text):
+    assert changed({"SAFECACHE_TIERS": text}) == TIERS[text]
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "expected"),
+    [
+        ("LIMITS", "bytes=10G, age=30d", {"max_bytes": 10**10, "max_age": 30 * 86400}),
+        ("LIMITS", "files=5", {"max_files": 5}),
+        ("WAIT", "lock=5,compile=6", {"lock_timeout": 5.0, "single_flight_wait": 6.0}),
+        ("WAIT", "compile=0", {"single_flight": False, "single_flight_wait": 0.0}),
+        ("ISOLATE", "1,timeout=60", {"isolate": True, "compile_timeout": 60.0}),
+        (
+            "ISOLATE",
+            "memory=4G,workers,ahead=0",
+            {"isolate": "workers", "compile_memory": 4 * 10**9, "prefetch": False},
+        ),
+        ("ISOLATE", "timeout=60", {"compile_timeout": 60.0}),
+    ],
+)
+def test_values_that_belong_together_are_set_together(variable, text, expected):
+    assert changed({f"SAFECACHE_{variable}": text}) == expected
+
+
+def test_variable_of_now_counts_before_those_of_before():
+    older = {"SAFECACHE_LOWER": "/a", "SAFECACHE_LOCAL": "/b", "SAFECACHE_MAX_BYTES": "1k", "SAFECACHE_MAX_AGE": "1d"}
+    newer = {"SAFECACHE_TIERS": "/c", "SAFECACHE_LIMITS": "bytes=2k"}
+    assert changed(older | newer) == {"lower": ("/c",), "max_bytes": 2000, "max_age": 86400}
+
+
+@pytest.mark.parametrize(
+    ("variable", "text"),
+    [
+        ("TIERS", text)
+        for text in ("a", "/a.safecache,/b", "redis://h,/a", "redis://h,file:///a", "/a,/b,cache", "cache")
+    ]
+    + [("TIERS", text) for text in (",", "/a,cache,cache", "/a.safecache,cache", "ftp://h")]
+    + [("LIMITS", text) for text in ("10G", "bytes=", "bytes=1,bytes=2", "size=1", ",", "=1")]
+    + [("WAIT", text) for text in ("5", "lock=x")]
+    + [("ISOLATE", text) for text in ("1,0", "perhaps", "1,timeout=0")],
+)
+def test_bad_combination_names_variable_and_value(variable, text):
+    with pytest.raises(ConfigError, match=re.escape(f"SAFECACHE_{variable}={text!r} is not allowed: use ")):
+        config.load({f"SAFECACHE_{variable}": text})
+
+
+@pytest.mark.parametrize("text", ["redis://me:hunter2@h,/a", "/a,redis://me:hunter2@h?timeout=hunter2"])
+def test_password_in_a_tier_is_never_shown(text):
+    with pytest.raises(ConfigError) as error:
+        config.load({"SAFECACHE_TIERS": text})
+    assert "hunter2" not in str(error.value) and "redis://h" in str(error.value) and "/a" in str(error.value)
 
 
 @pytest.mark.parametrize("text", [None, ""], ids=["unset", "empty"])
@@ -188,15 +281,15 @@ def test_namespace_is_taken_as_it_is(text):
     + [("SAFECACHE_NAMESPACE", text) for text in ("a b", "prod ", "a*", "a\nb", "grün", "a:b", "x" * 129)],
 )
 def test_bad_value_names_variable_value_and_what_is_allowed(variable, text):
-    allowed = {setting.variable: setting.allowed for setting in settings.SETTINGS}[variable]
+    allowed = settings.VALUES[NAMES[variable]].allowed
     with pytest.raises(ConfigError) as caught:
         value(variable, text)
     assert f"{variable}={text!r}" in str(caught.value) and allowed in str(caught.value)
     assert isinstance(caught.value, ValueError)
 
 
-@pytest.mark.parametrize("setting", settings.SETTINGS, ids=lambda setting: setting.variable)
-def test_what_is_allowed_spells_out_every_choice(setting):
+@pytest.mark.parametrize("variable", NAMES)
+def test_what_is_allowed_spells_out_every_choice(variable):
     choices = {"SAFECACHE_TRUST": settings.TRUST_MODES, "SAFECACHE_FSYNC": settings.FSYNC_MODES}
     choices["SAFECACHE_NAMESPACE"] = ("letters", "digits", ". _ - /", "128")
     choices["SAFECACHE_LOWER"] = ("absolute paths", ":")
@@ -215,8 +308,8 @@ def test_what_is_allowed_spells_out_every_choice(setting):
     choices["SAFECACHE_MAX_FILES"] = ("number",)
     age = ("s", "min", "h", "d", "w")
     choices |= {"SAFECACHE_MAX_AGE": age, "SAFECACHE_REMOTE_TTL": age}
-    for word in choices.get(setting.variable, (*settings._TRUE, *settings._FALSE)):
-        assert word in setting.allowed
+    for word in choices.get(variable, (*settings._TRUE, *settings._FALSE)):
+        assert word in settings.VALUES[NAMES[variable]].allowed
 
 
 @pytest.mark.parametrize(
@@ -303,41 +396,24 @@ ROWS = [line for line in GUIDE.splitlines() if line.startswith("| `SAFECACHE")]
 
 def test_guide_has_a_row_for_every_setting_with_its_default():
     assert all(row.count("|") == 5 and len(row.split("|")[4]) > 20 for row in ROWS)
-    shown = dict(re.match(r"\| `(\w+)` \| `([\w.]+)` ", row).groups() for row in ROWS)
+    shown = dict(re.match(r"\| `(\w+)` \| `([\w.,=]+)` ", row).groups() for row in ROWS)
     assert shown == {
         "SAFECACHE": "1",
         "SAFECACHE_STRICT": "0",
+        "SAFECACHE_DISABLE": "unset",
         "SAFECACHE_TRUST": "signed",
         "SAFECACHE_KEY_FILE": "unset",
         "SAFECACHE_KEYRING": "unset",
         "SAFECACHE_NAMESPACE": "default",
         "SAFECACHE_SHARED": "0",
         "SAFECACHE_FSYNC": "auto",
-        "SAFECACHE_LOWER": "unset",
-        "SAFECACHE_LOCAL": "unset",
-        "SAFECACHE_REMOTE": "unset",
-        "SAFECACHE_REMOTE_PASSWORD_FILE": "unset",
-        "SAFECACHE_REMOTE_READ_ONLY": "0",
-        "SAFECACHE_REMOTE_CONNECT": "0.2",
-        "SAFECACHE_REMOTE_TIMEOUT": "1",
-        "SAFECACHE_REMOTE_FLUSH": "5",
-        "SAFECACHE_REMOTE_MAX_BYTES": "256000000",
-        "SAFECACHE_REMOTE_TTL": "unset",
-        "SAFECACHE_MAX_BYTES": "unset",
-        "SAFECACHE_MAX_FILES": "unset",
-        "SAFECACHE_MAX_AGE": "unset",
+        "SAFECACHE_TIERS": "unset",
+        "SAFECACHE_LIMITS": "unset",
         "SAFECACHE_MUST_HIT": "0",
-        "SAFECACHE_LOCK_TIMEOUT": "120",
-        "SAFECACHE_SINGLE_FLIGHT": "1",
-        "SAFECACHE_SINGLE_FLIGHT_WAIT": "300",
-        "SAFECACHE_TRIALS": "1",
+        "SAFECACHE_WAIT": "lock=120,compile=300",
         "SAFECACHE_EXEC_DIR": "unset",
         "SAFECACHE_ISOLATE": "0",
-        "SAFECACHE_PREFETCH": "1",
-        "SAFECACHE_COMPILE_TIMEOUT": "unset",
-        "SAFECACHE_COMPILE_MEMORY": "unset",
         "SAFECACHE_ASSUME_UNCHANGED": "unset",
-        "SAFECACHE_DISABLE": "unset",
         "SAFECACHE_RECOMPILE_SAMPLE": "0",
         "SAFECACHE_EXPLAIN": "0",
         "SAFECACHE_METRICS": "0",

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from safecache.settings import config, settings
+from safecache.settings import config
 
 __all__ = ["ENTRY_FOLDERS", "Cache", "Outcome", "environment_with_safecache", "places"]
 
@@ -24,8 +24,8 @@ ENTRY_FOLDERS = ("aotautograd", "fxgraph")
 def environment_with_safecache() -> dict[str, str]:
     """An environment for a child that can import safecache, with every setting at its default."""
     environment = config.child_environment()
-    for setting in settings.SETTINGS:
-        environment.pop(setting.variable, None)
+    for variable in config.VARIABLES:
+        environment.pop(variable, None)
     entries = [environment.get("PYTHONPATH", ""), str(_PACKAGE_PARENT)]
     return environment | {"PYTHONPATH": os.pathsep.join(filter(None, entries))}
 
