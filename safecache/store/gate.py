@@ -70,6 +70,8 @@ def attest_file(
     directory_faults.check(file.root)
     attestations.attest_in_process(file.path, digest=digest)
     ring = keyring.current()
+    if keyring.has_stopped():
+        return True  # without a record, as stock torch's: the next process that observes takes it too
     if ring.signing is None:
         with suppress(Unreadable):
             if _judge(manifests.records(file), file, digest, is_private=False, objection=lacks) is None:
