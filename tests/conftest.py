@@ -29,8 +29,13 @@ features.plug()
 NEEDS_TORCH = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch")
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     """Have every process of the run compile by way of harness/caching_compiler.py; workers of xdist inherit the PATH."""
+    # The tests of a group share what one of them has made. As --dist loadgroup, whose absence a worker is not told.
+    if getattr(config.option, "dist", "no") == "load":
+        config.option.dist = "loadgroup"
+    config.option.loadgroup = True
     compiler = shutil.which("g++")
     if compiler is None or hasattr(config, "workerinput"):
         return

@@ -39,7 +39,7 @@ from safecache.upkeep.copies import Source
 __all__ = ["Held", "TierTests"]
 
 # How many bits of what is stored are flipped, one by one; and how often is looked while it changes.
-_FLIPS, _LOOKS = 400, 30
+_FLIPS, _LOOKS = 200, 30
 _LETTERS = 51
 
 

@@ -9,6 +9,8 @@ from scenes import authenticity_scenes
 from faults.authenticity import AHEAD_OF_TIME, ENTRIES, MATRIX, SAME_BYTES, SINKS
 from safecache.reporting.kinds import Reason
 
+pytestmark = pytest.mark.xdist_group("authenticity")
+
 CONTROL = "as it should be"
 HERE = {"gpu": "sm_90"}
 CELLS = [

@@ -8,7 +8,7 @@ from scenes import authenticity_scenes
 from faults.authenticity import AHEAD_OF_TIME, MATRIX, NO_SEAL, SAME_BYTES, SINKS
 from safecache.reporting.kinds import Reason
 
-pytestmark = pytest.mark.default_release
+pytestmark = [pytest.mark.default_release, pytest.mark.xdist_group("authenticity states")]
 CONTROL = "as it should be"
 HERE = {"gpu": "sm_90"}
 # Of the keys: what was sealed by the farm can be verified, is by a key that was withdrawn, or by one that is not known.

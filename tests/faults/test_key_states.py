@@ -17,6 +17,8 @@ from faults import hostile
 from faults.trojan import Attack, files
 from safecache.signing import key_directory, key_files
 
+pytestmark = pytest.mark.xdist_group("key states")
+
 
 def own(home):
     return farm(home)

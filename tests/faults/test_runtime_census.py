@@ -10,7 +10,7 @@ import pytest
 from census import watched
 
 # Three processes that do all there is, under strace.
-pytestmark = [pytest.mark.default_release, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.default_release, pytest.mark.timeout(900), pytest.mark.xdist_group("census")]
 # Of what a warm process loads, that which says whether it was a hit.
 HITS = ["function", "model", "bundled", "graph_module", "precompile", "profile", "memo"]
 

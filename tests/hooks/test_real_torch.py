@@ -14,7 +14,7 @@ from conftest import NEEDS_TORCH, SOURCE, isolated_environment
 
 from .conftest import FAKE_TORCH
 
-pytestmark = NEEDS_TORCH
+pytestmark = [NEEDS_TORCH, pytest.mark.xdist_group("real torch")]
 pytest.importorskip("triton", reason="torch would find the fake torch's Triton")
 
 # Behind everything else, so that only the probe is found there: torch itself is the installed one.

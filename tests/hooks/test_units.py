@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
-import subprocess
-import sys
 
 import pytest
-from conftest import NEEDS_TORCH, SOURCE
+from conftest import NEEDS_TORCH, SOURCE, WARM
 
 from safecache.patching import units
 from safecache.patching.activation import list_hooks
-from safecache.testing import isolated
 
 NAMES = [unit.name for unit in units.UNITS]
 LINK = re.compile(r"https://github\.com/[\w-]+/[\w-]+/((issues|pull)/\d+|blob/v\d+\.\d+\.\d+/[\w/.]+(#L\d+)?)")
@@ -225,16 +221,7 @@ def test_strict_mode_does_not_start_without_a_unit_that_is_installed(fake, acme)
     )
 
 
-PROGRAM = """
-import json, safecache, torch
-given = torch.ones(5, 3, requires_grad=True)
-found = torch.compile(lambda x: torch.relu(x * 3) @ x.T)(given).sum()
-found.backward()
-print(json.dumps([found.item(), safecache.stats()]))
-"""
-
-
-# What these guard, the program does not use.
+# What these guard, the model does not use.
 UNUSED = (
     "cpp_extension",
     "cute_dsl",
@@ -251,22 +238,12 @@ UNUSED = (
 
 @NEEDS_TORCH
 @pytest.mark.parametrize("name", [*(name for name in NAMES if name not in UNUSED), "unused"])
-def test_what_stays_on_saves_and_verifies_without_the_unit(name, tmp_path):
+def test_what_stays_on_saves_and_verifies_without_the_unit(name, home):
     """In the real torch: no warning, no error, and no entry that nothing takes."""
     off = UNUSED if name == "unused" else needing(name)
-    environment = os.environ | isolated(tmp_path) | {"SAFECACHE_DISABLE": ",".join(off)}
-    environment |= {"TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0", "PYTHONPATH": str(SOURCE)}
-
-    def run():
-        command = [sys.executable, "-c", PROGRAM]
-        done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=300)
-        assert done.returncode == 0 and "safecache:" not in done.stderr, done.stderr
-        value, counters = json.loads(done.stdout)
-        assert value == 225.0
-        return counters
-
-    cold, warm = run(), run()
+    cold, warm = (home.run(env={"SAFECACHE_DISABLE": ",".join(off)}) for _ in range(2))
+    assert cold.ok and warm.ok and cold.warnings == warm.warnings == [], (cold, warm)
     if name == "inductor":
-        assert cold == warm == {}
+        assert cold.stats == warm.stats == {} and warm.hits == WARM
     else:
-        assert cold["saved"] == warm["verified"] and "saved" not in warm and "refused" not in warm, (cold, warm)
+        assert cold.stats["saved"] == warm.stats["verified"] == 3 and "saved" not in warm.stats, (cold, warm)

@@ -11,6 +11,8 @@ import pytest
 
 from moving.places import SOURCE, Place, other_users_can_be
 
+pytestmark = pytest.mark.xdist_group("moving")
+
 SCENES = (
     "inference",
     "training",

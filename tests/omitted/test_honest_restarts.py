@@ -12,7 +12,7 @@ import pytest
 from conftest import SOURCE, TESTS
 from scenes import omitted_scenes
 
-pytestmark = pytest.mark.default_release
+pytestmark = [pytest.mark.default_release, pytest.mark.xdist_group("honest restarts")]
 
 # What differs between the pods of a server, and from one start to the next.
 NOISE = {

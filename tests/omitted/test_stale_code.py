@@ -9,6 +9,8 @@ import pytest
 from scenes import stale_scenes
 from scenes.stale_scenes import PROGRAMS
 
+pytestmark = pytest.mark.xdist_group("stale code")
+
 
 def is_right(found):
     return "error" not in found and found["compiled"] == found["eager"]

@@ -8,6 +8,8 @@ from scenes.model_scenes import PLACES, UNPICKLABLE
 
 from patches import saving_scenes
 
+pytestmark = pytest.mark.xdist_group("save bypass")
+
 LAX = pytest.param({}, id="torch-lax")
 STRICT = pytest.param({"strict_autograd_cache": True}, id="torch-strict")
 FUNCTORCH = pytest.mark.parametrize("functorch", [LAX, STRICT])

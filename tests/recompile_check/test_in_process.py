@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import json
+import shutil
 import textwrap
 
 import pytest
 
 from recompile_check.programs import Program
 
-pytestmark = pytest.mark.default_release
+pytestmark = [pytest.mark.default_release, pytest.mark.xdist_group("recompile check")]
 
 ALL = {"SAFECACHE_RECOMPILE_SAMPLE": "1"}
 
 
-@pytest.fixture
-def program(tmp_path):
-    program = Program(tmp_path)
+@pytest.fixture(scope="module")
+def template(tmp_path_factory):
+    program = Program(tmp_path_factory.mktemp("template"))
     first = program.run("one")
     assert first.returncode == 0, first.stderr
     return program
+
+
+@pytest.fixture
+def program(template, tmp_path):
+    shutil.copytree(template.directory, tmp_path, dirs_exist_ok=True, symlinks=True)
+    return Program(tmp_path)
 
 
 def entries(program):
