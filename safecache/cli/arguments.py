@@ -25,7 +25,7 @@ __all__ = [
 DIRECTORY_HELP = "a cache directory; by default those that torch and Triton use under this environment"
 
 
-def add_json(parser: argparse.ArgumentParser) -> argparse.Action:
+def add_json(parser: argparse._ActionsContainer) -> argparse.Action:
     """Add ``--json``."""
     return parser.add_argument("--json", action="store_true", help="print JSON")
 

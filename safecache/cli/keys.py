@@ -1,4 +1,4 @@
-"""``safecache keygen``, ``keys``, ``trust`` and ``revoke``."""
+"""``safecache keys``: what is sealed with and trusted; make, trust and revoke keys."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 from safecache.cli.arguments import add_json
@@ -24,32 +25,31 @@ _PATTERN_HELP = "the namespaces that it may supply, such as 'prod/*', where * st
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of one of these commands."""
-    command = parser.get_default("command")
-    if command == "keygen":
-        _add_keygen(parser)
-    elif command == "keys":
-        text = "print the public part of this key, by default of the one that seals, as openssl reads it (Ed25519)"
-        parser.add_argument("--pem", nargs="?", const="", metavar="ID", help=text)
-        add_json(parser)
-    elif command == "trust":
-        parser.add_argument(
-            "file", metavar="FILE", help="a key file, a PEM file of an Ed25519 key, or - for standard input"
-        )
-        parser.add_argument("--name", help="what to call it, in place of the name in the file")
-        parser.add_argument("--namespace", nargs="+", metavar="PATTERN", help=_PATTERN_HELP)
-    else:
-        parser.add_argument("id", metavar="ID", help="its id, or the beginning of it that no other key has")
-        parser.add_argument("--reason", default="", help="why, kept in its file")
-
-
-def _add_keygen(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--ed25519", action="store_true", help="make an Ed25519 key (needs safecache[sign])")
-    parser.add_argument("--name", default="", help="what to call it in lists")
-    parser.add_argument("--expires", type=_expiry, metavar="90d|DATE", help="when it ends: days from now, or a date")
-    parser.add_argument("--namespace", nargs="+", metavar="PATTERN", help=_PATTERN_HELP)
-    parser.add_argument("--out", metavar="FILE", help="where to write it; by default, into the keyring directory")
-    parser.add_argument("--public", metavar="FILE", help="where to write its public part too (Ed25519)")
+    """Add its arguments, and its actions."""
+    text = "print the public part of this key, by default of the one that seals, as openssl reads it (Ed25519)"
+    parser.add_argument("--pem", nargs="?", const="", metavar="ID", help=text)
+    add_json(parser)
+    parser.set_defaults(act=_keys)
+    actions = parser.add_subparsers(
+        metavar="ACTION", help="without one, list the keys that are sealed with and trusted"
+    )
+    new = actions.add_parser("new", help="make a key: a MAC key, or one whose public part verifies alone")
+    new.add_argument("--ed25519", action="store_true", help="make an Ed25519 key (needs safecache[sign])")
+    new.add_argument("--name", default="", help="what to call it in lists")
+    new.add_argument("--expires", type=_expiry, metavar="90d|DATE", help="when it ends: days from now, or a date")
+    new.add_argument("--namespace", nargs="+", metavar="PATTERN", help=_PATTERN_HELP)
+    new.add_argument("--out", metavar="FILE", help="where to write it; by default, into the keyring directory")
+    new.add_argument("--public", metavar="FILE", help="where to write its public part too (Ed25519)")
+    new.set_defaults(act=_new)
+    trust = actions.add_parser("trust", help="take the entries of a key from now on")
+    trust.add_argument("file", metavar="FILE", help="a key file, a PEM file of an Ed25519 key, or - for standard input")
+    trust.add_argument("--name", help="what to call it, in place of the name in the file")
+    trust.add_argument("--namespace", nargs="+", metavar="PATTERN", help=_PATTERN_HELP)
+    trust.set_defaults(act=_trust)
+    revoke = actions.add_parser("revoke", help="take no entry of a key any more, whenever it was sealed")
+    revoke.add_argument("id", metavar="ID", help="its id, or the beginning of it that no other key has")
+    revoke.add_argument("--reason", default="", help="why, kept in its file")
+    revoke.set_defaults(act=_revoke)
 
 
 def _expiry(text: str) -> float:
@@ -65,14 +65,14 @@ def _expiry(text: str) -> float:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run one of these commands and return its exit code. Raises SafecacheError or OSError."""
-    commands = {"keygen": _keygen, "keys": _keys, "trust": _trust, "revoke": _revoke}
-    return commands[arguments.command](arguments)
+    """Run one of its actions and return its exit code. Raises SafecacheError or OSError."""
+    act: Callable[[argparse.Namespace], int] = arguments.act
+    return act(arguments)
 
 
-def _keygen(arguments: argparse.Namespace) -> int:
+def _new(arguments: argparse.Namespace) -> int:
     if arguments.public and not arguments.ed25519:
-        print("safecache keygen: --public needs --ed25519: a MAC key has no public part", file=sys.stderr)
+        print("safecache keys new: --public needs --ed25519: a MAC key has no public part", file=sys.stderr)
         return 2
     key = key_changes.generate(ed25519=arguments.ed25519)._replace(
         name=arguments.name, expires=arguments.expires, namespaces=tuple(arguments.namespace or ANY_NAMESPACE)

@@ -33,13 +33,9 @@ _GROUPS = {
         "show": ("show", "tell all about one of them: its build, files, signer, and if it is used"),
         "stats": ("stats", "say what the processes of a run have looked up, and why it was missed"),
         "explain": ("explain", "say why lookups missed: which parts of which key differ"),
-        "report": ("report", "write an HTML page about a run to a file: its lookups, misses and caches"),
     },
     "keys": {
-        "keygen": ("keys", "make a key: a MAC key, or one whose public part verifies alone"),
-        "keys": ("keys", "list the keys that this process seals with and trusts"),
-        "trust": ("keys", "take the entries of a key from now on"),
-        "revoke": ("keys", "take no entry of a key any more, whenever it was sealed"),
+        "keys": ("keys", "list the keys that this process seals with and trusts; make, trust or revoke one"),
         "adopt": ("entries", "seal the entries of a private cache directory, once, on your word"),
         "sign": ("entries", "seal with our key the entries that verify now, under any trusted key"),
         "verify": ("entries", "say which entries would be used, and why not the others"),
@@ -54,7 +50,15 @@ _GROUPS = {
 }
 _COMMANDS = {command: said for group in _GROUPS.values() for command, said in group.items()}
 # Commands of before, for one release: the words that they stand for.
-_ALIASES = {"du": ("ls", "--sum"), "clean": ("gc", "--all"), "preflight": ("doctor", "--for")}
+_ALIASES = {
+
+        "du": ("ls", "--sum"),
+        "clean": ("gc", "--all"),
+        "preflight": ("doctor", "--for"),
+        "report": ("stats", "-o", "safecache-report.html")
+    ,
+    "keygen": ("keys", "new"), "trust": ("keys", "trust"), "revoke": ("keys", "revoke"),
+}
 # Commands that copy has taken the place of, for one release.
 _OF_COPY = ("push", "pull", "pack", "unpack", "merge")
 

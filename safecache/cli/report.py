@@ -1,4 +1,4 @@
-"""``safecache report``: a self-contained HTML page about a run, without scripts or external resources."""
+"""``safecache stats --html FILE``: a self-contained HTML page about a run, without scripts or external resources."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from safecache.store import entry_files
 from safecache.store.groups import KINDS
 from safecache.upkeep import catalogue
 
-__all__ = ["CacheFacts", "Entry", "Facts", "Miss", "ReasonFacts", "add", "gather", "render", "run"]
+__all__ = ["CacheFacts", "Entry", "Facts", "Miss", "ReasonFacts", "gather", "render", "run"]
 
 _MOST_MISSES = 100
 _MOST_ENTRIES = 10
@@ -230,21 +230,13 @@ def render(facts: Facts) -> str:
     )
 
 
-def add(parser: argparse.ArgumentParser) -> None:
-    """Add its arguments."""
-    parser.add_argument(
-        "-o", "--output", default="safecache-report.html", metavar="FILE", help="the page (default %(default)s)"
-    )
-    stats.add_run(parser)
-
-
 def run(arguments: argparse.Namespace) -> int:
     """Write the page and print its path; 1 if the run has no journal. Raises OSError."""
     directories = stats.places_of(arguments)
     found = gather(directories, arguments.run)
     if found is None:
         return stats.say_there_is_none(arguments, directories)
-    path = os.path.abspath(arguments.output)
+    path = os.path.abspath(arguments.html)
     entry_files.replace(path, render(found).encode())
     print(f"report written to {printable(path)}")
     return 0

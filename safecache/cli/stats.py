@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
 import sys
@@ -50,19 +51,19 @@ _BAR = 20  # letters
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Add its arguments."""
-    add_run(parser)
-    add_json(parser)
-
-
-def add_run(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments that choose the run and the directories."""
     add_directories(parser)
     choice = f"the run: its id, {LAST} (the default) for the latest, or {ALL}"
     parser.add_argument("--run", default=LAST, metavar="ID", help=choice)
+    what = parser.add_mutually_exclusive_group()
+    text = "write all of it, the largest entries and the findings of doctor as a page to send to somebody"
+    what.add_argument("-o", "--html", metavar="FILE", help=text)
+    add_json(what)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the sums; 1 if the run has no journal. Raises OSError for a directory that cannot be read."""
+    """Print the sums, or write the page; 1 if the run has no journal. Raises OSError, as for a directory."""
+    if arguments.html:
+        return int(importlib.import_module("safecache.cli.report").run(arguments))
     directories = places_of(arguments)
     lines = [line for directory in directories for line in run_summary.read(directory)]
     summary = run_summary.summarise(lines, arguments.run)

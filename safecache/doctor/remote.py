@@ -152,7 +152,7 @@ def _keys(store: Store, url: str, shown: str) -> Iterator[Finding]:
     for (reason, why, remedy), count in refused.items():
         evidence = f"{count} of {len(found)} bundles of the remote cache {shown} would be refused here: {why}."
         if reason is Reason.UNKNOWN_KEY:
-            remedy = "safecache trust FILE  # the public part of that key; or export SAFECACHE_KEY_FILE=FILE"
+            remedy = "safecache keys trust FILE  # the public part of that key; or export SAFECACHE_KEY_FILE=FILE"
         code = "remote-unknown-key" if reason is Reason.UNKNOWN_KEY else "remote-refused"
         yield finding.warning(code, evidence, remedy or "safecache copy --again here URL  # from a cache that verifies")
     if found and not refused:

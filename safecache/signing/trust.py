@@ -129,7 +129,7 @@ _REMEDIES = {
     Reason.REVOKED_KEY: "Remove what it has sealed: safecache verify DIR lists that.",
     Reason.EXPIRED_KEY: "Trust the key that follows it, and have the entries sealed by that: safecache sign DIR.",
     Reason.OTHER_NAMESPACE: "Give every namespace a cache directory of its own.",
-    Reason.KEY_NOT_ALLOWED: "If it should: safecache trust FILE --namespace PATTERN.",
+    Reason.KEY_NOT_ALLOWED: "If it should: safecache keys trust FILE --namespace PATTERN.",
 }
 _ABOUT_KEYS = (Reason.REVOKED_KEY, Reason.EXPIRED_KEY, Reason.KEY_NOT_ALLOWED)
 
@@ -157,7 +157,7 @@ def unattested(verdict: seal.Verdict, keys: keyring.Keyring, remedy: str) -> Ref
     return Refusal(
         Reason.UNKNOWN_KEY,
         f"sealed by key {verdict.key_id.hex()}, which this process does not trust: {ours}",
-        f"Recompiling. Help: mount that key and set SAFECACHE_KEY_FILE, or run `safecache trust FILE`. {remedy}",
+        f"Recompiling. Help: mount that key and set SAFECACHE_KEY_FILE, or run `safecache keys trust FILE`. {remedy}",
     )
 
 

@@ -174,11 +174,11 @@ def differences(baked: Mapping[str, Any], made: Mapping[str, Any] | None = None)
 
 
 _REMEDIES = {
-    Reason.UNKNOWN_KEY: "Give this process that key: SAFECACHE_KEY_FILE=FILE, or safecache trust FILE.",
+    Reason.UNKNOWN_KEY: "Give this process that key: SAFECACHE_KEY_FILE=FILE, or safecache keys trust FILE.",
     Reason.UNSEALED: "Fill the cache with safecache active, or seal it there once, on your word: safecache adopt DIR.",
     Reason.REVOKED_KEY: "Fill the cache anew, sealed with another key.",
     Reason.EXPIRED_KEY: "Trust the key that follows it, and seal there with that: safecache sign DIR.",
-    Reason.KEY_NOT_ALLOWED: "If it should supply this namespace: safecache trust FILE --namespace PATTERN.",
+    Reason.KEY_NOT_ALLOWED: "If it should supply this namespace: safecache keys trust FILE --namespace PATTERN.",
 }
 
 

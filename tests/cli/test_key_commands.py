@@ -159,7 +159,7 @@ def test_what_is_no_key_is_not_trusted(run, content, way, tmp_path, standard_inp
     (tmp_path / "source").write_bytes(content)
     standard_input(content)
     said = run("trust", tmp_path / "source" if way == "file" else "-")
-    assert said.code == 1 and said.err.startswith("safecache trust: ") and said.err.count("\n") == 1
+    assert said.code == 1 and said.err.startswith("safecache keys: ") and said.err.count("\n") == 1
     assert os.listdir(directory()) == []
 
 

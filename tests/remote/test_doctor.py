@@ -69,7 +69,7 @@ def test_sealed_by_a_key_that_is_not_trusted(url, run, tmp_path, settings):
     safecache.reset()
     keyring.current()
     found = findings()["remote-unknown-key"]
-    assert found.severity == "warning" and key.id.hex() in found.evidence and "safecache trust" in found.remedy
+    assert found.severity == "warning" and key.id.hex() in found.evidence and "safecache keys trust" in found.remedy
 
 
 def test_host_without_a_key(url, run, tmp_path, settings):

@@ -149,7 +149,7 @@ def test_other_key_and_namespace_are_named_and_miss(copied):
     other.chmod(0o600)
     report = copied.check(SAFECACHE_KEY_FILE=str(other))
     assert [what for what, *_ in told(report)] == ["signing key [unknown key]"], report
-    assert "safecache trust" in report["differences"][0]["remedy"]
+    assert "safecache keys trust" in report["differences"][0]["remedy"]
     assert copied.misses(SAFECACHE_KEY_FILE=str(other))
 
 
