@@ -51,13 +51,13 @@ _GROUPS = {
 _COMMANDS = {command: said for group in _GROUPS.values() for command, said in group.items()}
 # Commands of before, for one release: the words that they stand for.
 _ALIASES = {
-
-        "du": ("ls", "--sum"),
-        "clean": ("gc", "--all"),
-        "preflight": ("doctor", "--for"),
-        "report": ("stats", "-o", "safecache-report.html")
-    ,
-    "keygen": ("keys", "new"), "trust": ("keys", "trust"), "revoke": ("keys", "revoke"),
+    "du": ("ls", "--sum"),
+    "clean": ("gc", "--all"),
+    "preflight": ("doctor", "--for"),
+    "report": ("stats", "-o", "safecache-report.html"),
+    "keygen": ("keys", "new"),
+    "trust": ("keys", "trust"),
+    "revoke": ("keys", "revoke"),
 }
 # Commands that copy has taken the place of, for one release.
 _OF_COPY = ("push", "pull", "pack", "unpack", "merge")

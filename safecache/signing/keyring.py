@@ -18,6 +18,7 @@ import contextlib
 import functools
 import os
 import secrets
+import threading
 import time
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -79,19 +80,19 @@ def take(secret: bytes) -> None:
 
 
 def stop_sealing() -> None:
-    """Seal nothing more in this process: it has used what it could not verify."""
-    if not _stopped.now:
-        _stopped.now.append(_OBSERVED)
+    """Seal nothing more in this process, nor after safecache.reset(): it has used what it could not verify."""
+    if not _stopped.is_set():
+        _stopped.set()
         take(os.urandom(MAC_SIZE))  # who has the key of before takes nothing that is attested from now on
 
 
 def has_stopped() -> bool:
     """Tell whether this process seals nothing more, by stop_sealing()."""
-    return bool(_stopped.now)
+    return _stopped.is_set()
 
 
 _OBSERVED = "this process has used what it could not verify, as SAFECACHE=observe lets it"
-_stopped: Part[list[str]] = Part(list, inherit)
+_stopped = threading.Event()
 # Age at which the directory's times are final: changes within one tick of the file system's clock look the same.
 _SETTLED_NS = 1_000_000_000
 
@@ -269,7 +270,7 @@ def _for_now(ring: Keyring, namespace: str | None) -> Keyring:
     key = ring.signing
     if key is None:
         return ring
-    if _stopped.now:
+    if _stopped.is_set():
         return ring._replace(signing=None, problem=_OBSERVED)
     objection = key.objection(time.time())
     if objection is Reason.REVOKED_KEY:

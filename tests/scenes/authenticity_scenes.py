@@ -593,7 +593,7 @@ def _cell(sink: Sink, attack, strict: bool, key: Key | None = None, flow=lambda 
     """What came of one attack, in a process that remembers nothing of the one before."""
     attestations._state.reset()
     events._state.reset()
-    keyring._stopped.reset()
+    keyring._stopped.clear()
     sink.marker.unlink(missing_ok=True)
     sink.clear()
     shutil.rmtree(Path(sink.cache_root, ".safecache", "quarantine"), ignore_errors=True)

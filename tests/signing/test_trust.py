@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 
 import pytest
 
+import safecache
 from safecache.places import layout
 from safecache.reporting import events
 from safecache.reporting.kinds import Kind, Reason
@@ -115,7 +117,10 @@ def test_payload_of_a_seal_whose_algorithm_is_not_known_is_all_of_it():
     assert seal.split(bytes(content)).algorithm == 99 and seal.payload_of(bytes(content)) == bytes(content)
 
 
-def test_what_does_not_verify_is_used_only_while_observing_and_nothing_is_sealed_after_it(settings, caplog):
+def test_what_does_not_verify_is_used_only_while_observing_and_nothing_is_sealed_after_it(
+    settings, caplog, monkeypatch
+):
+    monkeypatch.setattr(keyring, "_stopped", threading.Event())
     refusal = trust.judge(b"payload", Kind.FX_ENTRY, KEY, None)
     assert not trust.is_observed(refusal, Kind.FX_ENTRY, "/cache/a") and keyring.current().signing is not None
     settings(SAFECACHE="observe")
@@ -133,3 +138,5 @@ def test_what_does_not_verify_is_used_only_while_observing_and_nothing_is_sealed
         os._exit(0)
     os.waitpid(child, 0)
     assert os.read(read, 9) == b"stopped"
+    safecache.reset()
+    assert keyring.current().signing is None, "what this process has in memory is what it was"
