@@ -1,4 +1,4 @@
-"""Looks at the newest torch, Triton, vLLM and SGLang before users do: their wheels are downloaded, and none installed.
+"""Looks at the newest torch, Triton, vLLM, SGLang and QuACK before users do: it downloads wheels, and installs none.
 
     python .ci/newest.py [--pip-options="--pre --index-url https://download.pytorch.org/whl/nightly/cpu"] [PACKAGE ...]
 
@@ -22,14 +22,16 @@ from safecache.patching import sinks
 from safecache.patching.activation import list_hooks
 from safecache.patching.hook import TORCH_UNTIL, Hook
 
-PACKAGES = ("torch", "triton", "vllm", "sglang")
+PACKAGES = ("torch", "triton", "vllm", "sglang", "quack")
+# Of those that are called otherwise.
+_DISTRIBUTIONS = {"quack": "quack-kernels"}
 
 
 def download(package: str, options: list[str], directory: Path) -> tuple[str, Path]:
     """The version of the newest wheel, and a directory with the Python modules in it. Raises CalledProcessError."""
     wheels = directory / f"{package}-wheel"
     command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--only-binary", ":all:", *options]
-    subprocess.run([*command, "-d", str(wheels), package], check=True)
+    subprocess.run([*command, "-d", str(wheels), _DISTRIBUTIONS.get(package, package)], check=True)
     (wheel,) = wheels.iterdir()
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(directory / package, [name for name in archive.namelist() if name.endswith(".py")])
@@ -159,7 +161,9 @@ def problems(roots: dict[str, Path], versions: dict[str, str]) -> Iterator[str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pip-options", default="", help="for each download")
-    parser.add_argument("packages", nargs="*", metavar="PACKAGE", help="by default torch, triton, vllm and sglang")
+    parser.add_argument(
+        "packages", nargs="*", metavar="PACKAGE", help="by default torch, triton, vllm, sglang and quack"
+    )
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
         names = arguments.packages or PACKAGES

@@ -10,7 +10,6 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress
@@ -29,9 +28,6 @@ from safecache.tiers import levels
 from safecache.upkeep import copies, packing
 from safecache.upkeep.copies import Caches, Fate, Source, Step, Summary, Tell
 from safecache.upkeep.remote_contents import Remote
-
-if TYPE_CHECKING:
-    from safecache.upkeep.oci import Reference
 
 __all__ = ["add", "run", "translate"]
 
@@ -109,7 +105,7 @@ def run(arguments: argparse.Namespace) -> int:
             if config.is_pack(to):
                 summary = packing.pack(sources, to, tell)
             else:
-                destination = Remote.locate(to) if config.is_url(to) else _open_caches(to)
+                destination = Remote.locate(to) if config.is_url(to) else Caches.locate(None if to == _HERE else to)
                 summary = copies.copy(found, destination, tell, again=arguments.again)
     except Unavailable:
         shown = " or ".join(map(without_password, filter(config.is_url, arguments.places)))
@@ -124,21 +120,11 @@ def _caches_here() -> list[str]:
     return [*levels.existing_caches(environ), *filter(os.path.isdir, [layout.vllm_cache_dir(environ)])]
 
 
-def _open_caches(place: str) -> Caches:
-    return Caches.locate(None if place == _HERE else place)
-
-
-def _parse(place: str) -> Reference:
-    from safecache.upkeep import oci
-
-    return oci.parse_reference(place)
-
-
 def _push(arguments: argparse.Namespace, place: str, sources: list[str]) -> int:
     """Send one pack of these sources, or the pack that is the only one, to a registry."""
     from safecache.upkeep import oci
 
-    to = _parse(place)
+    to = oci.parse_reference(place)
     with tempfile.TemporaryDirectory() as directory:
         path, problems = next(iter(sources), ""), list[Step]()
         if len(sources) != 1 or not config.is_pack(path):
@@ -163,14 +149,16 @@ def _pull(arguments: argparse.Namespace, place: str, to: str) -> int:
     """Fetch a pack from a registry, to keep it or to fill caches."""
     from safecache.upkeep import oci
 
-    reference = _parse(place)
+    reference = oci.parse_reference(place)
     with oci.fetch(reference, arguments.max_size, has_tls=not arguments.plain_http) as (path, found):
         size = os.path.getsize(path)
         try:
             archive.opened(path)
             if not config.is_pack(to):
                 with _progress() as tell:
-                    return _show(arguments, str(found), packing.unpack(path, _open_caches(to), tell))
+                    return _show(
+                        arguments, str(found), packing.unpack(path, Caches.locate(None if to == _HERE else to), tell)
+                    )
         except PackRefusedError as error:
             raise PackRefusedError(f"{reference} is refused: {error}") from error
         with open(path, "rb") as file:
@@ -182,7 +170,6 @@ def _pull(arguments: argparse.Namespace, place: str, to: str) -> int:
     return 0
 
 
-# So many take a moment.
 _FEW = 100
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from collections import Counter
 
 from rich.console import Console
@@ -11,12 +12,16 @@ from rich.progress import Progress, SpinnerColumn, TextColumn
 from rich.table import Column, Table
 from rich.text import Text
 
-from safecache.cli import preflight
-from safecache.cli.arguments import add_json
+from safecache.cli import EXIT_FINDINGS
+from safecache.cli.arguments import add_json, require_zstandard
 from safecache.doctor import load_check
 from safecache.doctor.examination import examine
 from safecache.doctor.finding import SEVERITIES, Finding, worst
-from safecache.errors import printable
+from safecache.errors import PackRefusedError, printable
+from safecache.packs import archive
+from safecache.settings import config
+from safecache.upkeep import preflight, warming
+from safecache.upkeep.preflight import Difference
 
 __all__ = ["add", "run"]
 
@@ -39,40 +44,75 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Run the command and return its exit code."""
     if arguments.sources is not None:
-        return preflight.run(arguments)
-    if arguments.load is not None:
-        return _show_load(arguments.load, strict=arguments.strict, as_json=arguments.json)
-    return _show(import_torch=not arguments.no_import, strict=arguments.strict, as_json=arguments.json)
-
-
-def _show(*, import_torch: bool, strict: bool, as_json: bool) -> int:
-    """Print the findings of all checks, the worst first; 1 if one is an error, or with ``strict`` a warning."""
-    columns = (SpinnerColumn(), TextColumn("{task.description}"))
-    console = Console(stderr=True)
+        return _show_baked(arguments)
+    file = arguments.load
+    console, columns = Console(stderr=True), (SpinnerColumn(), TextColumn("{task.description}"))
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         progress.add_task("looking around")
-        findings = examine(import_torch=import_torch)
+        findings = load_check.check(file) if file else examine(import_torch=not arguments.no_import)
+    return _show(findings, file, strict=arguments.strict, as_json=arguments.json)
+
+
+def _show(findings: list[Finding], file: str | None, *, strict: bool, as_json: bool) -> int:
+    """Print the findings, of all checks or about a ``file``; 1 if one is an error, or with ``strict`` a warning."""
     if as_json:
-        print(json.dumps({"findings": [finding._asdict() for finding in findings], "worst": worst(findings)}))
+        about = {"worst": worst(findings)} if file is None else {"file": file}
+        print(json.dumps({**about, "findings": [finding._asdict() for finding in findings]}))
     else:
         _print(findings)
         counts = Counter(finding.severity for finding in findings)
-        print(", ".join(f"{counts[severity]} {severity}" for severity in reversed(SEVERITIES) if counts[severity]))
-    return _code(findings, strict=strict)
-
-
-def _show_load(path: str, *, strict: bool, as_json: bool) -> int:
-    """As _show(), for why the shared object at ``path`` does not load."""
-    findings = load_check.check(path)
-    if as_json:
-        print(json.dumps({"file": path, "findings": [finding._asdict() for finding in findings]}))
-    else:
-        _print(findings)
-    return _code(findings, strict=strict)
-
-
-def _code(findings: list[Finding], *, strict: bool) -> int:
+        if file is None:
+            print(", ".join(f"{counts[severity]} {severity}" for severity in reversed(SEVERITIES) if counts[severity]))
     return int(SEVERITIES.index(worst(findings)) >= SEVERITIES.index("warning" if strict else "error"))
+
+
+def _show_baked(arguments: argparse.Namespace) -> int:
+    """Print how a cache from elsewhere differs; 1 if anything misses by that, or nothing lies there."""
+    groups, found = 0, list[Difference]()
+    packs = [source for source in arguments.sources if config.is_pack(source)]
+    directories = [source for source in arguments.sources if source not in packs]
+    for pack in packs:
+        count, differences = _of_pack(pack)
+        groups, found = groups + count, [*found, *differences]
+    if directories or not packs:
+        count, differences = _of_directories(directories or warming.places())
+        groups, found = groups + count, [*found, *differences]
+    misses = not groups or any(each.misses for each in found)
+    if arguments.json:
+        stated = [each._asdict() | {"text": str(each)} for each in found]
+        print(json.dumps({"groups": groups, "misses": misses, "differences": stated}))
+    else:
+        _print_differences(groups, found)
+    return EXIT_FINDINGS if misses else 0
+
+
+def _of_pack(path: str) -> tuple[int, list[Difference]]:
+    """How many groups it has, and what differs; nothing that it says counts before its seal has been verified."""
+    require_zstandard()
+    try:
+        manifest = archive.opened(path).manifest
+    except PackRefusedError as error:
+        return 1, [Difference("the pack", "sealed there", str(error), "A server would not use it either.")]
+    if not manifest.get("baked"):
+        return len(manifest["groups"]), [preflight.UNRECORDED]
+    return len(manifest["groups"]), preflight.differences(manifest["baked"], manifest.get("made_with"))
+
+
+def _of_directories(directories: list[str]) -> tuple[int, list[Difference]]:
+    for directory in directories:
+        os.scandir(directory).close()
+    baked = preflight.collected(cache for directory in directories for cache in preflight.within(directory))
+    return baked["groups"], preflight.differences(baked) if baked["groups"] else []
+
+
+def _print_differences(groups: int, found: list[Difference]) -> None:
+    for each in found:
+        print(printable(f"{'misses' if each.misses else 'may miss'}: {each}"))
+        print(printable(f"  {each.remedy}"))
+    if not groups:
+        print("nothing that is compiled lies there")
+    elif not any(each.misses for each in found):
+        print("every entry can hit here as far as can be told without compiling")
 
 
 def _print(findings: list[Finding]) -> None:

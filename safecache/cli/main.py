@@ -63,10 +63,6 @@ _ALIASES = {
 _OF_COPY = ("push", "pull", "pack", "unpack", "merge")
 
 
-# They say what the settings are.
-_OF_SETTINGS = ("doctor", "status")
-
-
 def _overview() -> argparse.ArgumentParser:
     groups = []
     for group, commands in _GROUPS.items():
@@ -107,7 +103,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments = parser.parse_args(module.translate(command, words[1:]) if is_of_copy else words[1:])
         if command != "doctor":  # doctor reports bad settings as findings
             config.current()
-        if command not in _OF_SETTINGS:
+        if command not in ("doctor", "status"):  # which say what the settings are
             config.enforce()
         with stamps.suspended():
             code: int = module.run(arguments)

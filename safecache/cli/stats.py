@@ -163,10 +163,8 @@ def _print(summary: Summary, shared: list[Shared]) -> None:
             print(f"{what}: {text}")
     if shared:
         console.print(_shared(shared))
-    if summary.missed:
-        console.print(_missed(summary.missed))
-    if summary.passed:
-        console.print(_passed(summary.passed))
+    if summary.missed or summary.passed:
+        console.print(_missed([*summary.missed, *summary.passed]))
     hits, refused, spared = _effect(summary)
     done = f"{hits} hits verified"
     if summary.observed:
@@ -241,14 +239,6 @@ def _missed(lines: list[Line]) -> Table:
     alike = Counter((line.label, line.name or line.key, line.frame, line.rank, line.detail) for line in lines)
     for (what, name, frame, rank, detail), times in alike.items():
         table.add_row(what, *map(_plain, (name, frame, rank)), str(times), _plain(detail))
-    return table
-
-
-def _passed(lines: list[Line]) -> Table:
-    table = Table("would be refused", Column("file", overflow="fold"), "times", Column("detail", overflow="fold"))
-    alike = Counter((line.label.replace(" would be refused", ""), line.key, line.detail) for line in lines)
-    for (what, where, detail), times in alike.items():
-        table.add_row(what, _plain(where), str(times), _plain(detail))
     return table
 
 

@@ -1,23 +1,40 @@
-"""QuACK, the kernels in CuTe DSL that torch brings along, with a cache of its own."""
+"""QuACK, kernels in CuTe DSL with a cache of their own: the copy that torch brings along, and quack-kernels itself."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from safecache.code import sources
 from safecache.integrations import cute_dsl
 from safecache.patching.hook import verifier
+from safecache.signing import keyring
 
-__all__ = ["quack_dir", "quack_lock", "quack_unlock"]
+__all__ = [
+    "begin_worker",
+    "compile_pool",
+    "package_dir",
+    "package_lock",
+    "package_unlock",
+    "quack_dir",
+    "quack_lock",
+    "quack_unlock",
+]
+
+_DIRECTORY = (
+    "Quack keeps objects under a predictable name in the temporary directory, which another user can create first."
+)
+_OBJECT = "Quack loads whatever object file it finds after taking the lock, and notices only objects that fail to load."
+_RECORD = "Quack publishes a compiled object without a digest, so no later process can verify it."
+_WORKERS = "Quack's workers never run the program's main module, so that no import there makes them verify or attest."
 
 
 @verifier(
     "torch._vendor.quack.cache.jit:get_cache_path()",
-    why="Quack keeps loadable objects under a predictable name in the temporary directory, which another user can "
-    "create first.",
+    why=_DIRECTORY,
     issue="https://github.com/pytorch/pytorch/blob/v2.15.0/torch/_vendor/quack/cache/jit.py#L52",
     since=(2, 13),
     needs="cutlass",
@@ -31,7 +48,7 @@ def quack_dir(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
 
 @verifier(
     "torch._vendor.quack.cache.jit:FileLock.__enter__(self)",
-    why="Quack loads whatever object file it finds after taking the lock, and notices only objects that fail to load.",
+    why=_OBJECT,
     issue="https://github.com/pytorch/pytorch/blob/v2.15.0/torch/_vendor/quack/cache/jit.py#L189",
     since=(2, 13),
     needs="cutlass",
@@ -47,7 +64,7 @@ def quack_lock(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: An
 
 @verifier(
     "torch._vendor.quack.cache.jit:FileLock.__exit__(self, exc)",
-    why="Quack publishes a compiled object without a digest, so no later process can verify it.",
+    why=_RECORD,
     issue="https://github.com/pytorch/pytorch/blob/v2.15.0/torch/_vendor/quack/cache/jit.py#L327",
     since=(2, 13),
     needs="cutlass",
@@ -63,3 +80,63 @@ def quack_unlock(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: 
 
 def _object_of(lock: Any) -> str:
     return str(Path(lock.lock_path).with_suffix(".o"))
+
+
+@verifier(
+    "quack.cache.jit:get_cache_path()",
+    why=_DIRECTORY,
+    issue="https://github.com/Dao-AILab/quack/blob/v0.6.5/quack/cache/jit.py#L47",
+)
+def package_dir(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Path:
+    """get_cache_path of quack-kernels: as quack_dir()."""
+    return quack_dir(wrapped, instance, args, kwargs)
+
+
+@verifier(
+    "quack.cache.jit:FileLock.__enter__(self)",
+    why=_OBJECT,
+    issue="https://github.com/Dao-AILab/quack/blob/v0.6.5/quack/cache/jit.py#L103",
+)
+def package_lock(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    """FileLock.__enter__ of quack-kernels: as quack_lock()."""
+    return quack_lock(wrapped, instance, args, kwargs)
+
+
+@verifier(
+    "quack.cache.jit:FileLock.__exit__(self, exc)",
+    why=_RECORD,
+    issue="https://github.com/Dao-AILab/quack/blob/v0.6.5/quack/cache/jit.py#L118",
+)
+def package_unlock(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> None:
+    """FileLock.__exit__ of quack-kernels: as quack_unlock()."""
+    quack_unlock(wrapped, instance, args, kwargs)
+
+
+@verifier(
+    "torch._vendor.quack.cache.async_compile:_make_executor(jobs)",
+    why=_WORKERS,
+    issue="https://github.com/pytorch/pytorch/blob/v2.15.0/torch/_vendor/quack/cache/async_compile.py#L304",
+    since=(2, 15),
+    needs="cutlass",
+)
+@verifier(
+    "quack.cache.async_compile:_make_executor(jobs)",
+    why=_WORKERS,
+    issue="https://github.com/Dao-AILab/quack/blob/v0.6.5/quack/cache/async_compile.py#L296",
+)
+def compile_pool(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    """_make_executor: its workers activate safecache first, and attest what they compile."""
+    executor = wrapped(*args, **kwargs)
+    secret = keyring.hand_down() if keyring.current().signing is None else b""
+    executor._initializer = partial(begin_worker, executor._initializer, secret)
+    return executor
+
+
+def begin_worker(initialize: Callable[..., None], secret: bytes, *args: Any) -> None:
+    """Begin a worker as quack does. The import of this module has activated safecache in it.
+
+    ``secret``: by which it attests its objects if there is no signing key; else empty.
+    """
+    if secret:
+        keyring.take(secret)
+    initialize(*args)

@@ -163,7 +163,16 @@ UNITS = [
         "Objects of CuTe DSL are loaded unverified.",
     ),
     Unit("flydsl", {"flydsl": (f"{_INDUCTOR}.runtime.flydsl_cache",)}, "FlyDSL's cache is read unverified."),
-    Unit("quack", {"quack": ("torch._vendor.quack.cache.jit",)}, "Objects of QuACK are loaded unverified."),
+    Unit(
+        "quack",
+        {
+            "quack": (
+                *("torch._vendor.quack.cache.jit", "torch._vendor.quack.cache.async_compile"),
+                *("quack.cache.jit", "quack.cache.async_compile"),
+            ),
+        },
+        "Objects of QuACK are loaded unverified.",
+    ),
     Unit(
         "vllm",
         {

@@ -19,7 +19,6 @@ __all__ = [
     "SETTINGS",
     "VALUES",
     "WORKERS",
-    "Form",
     "Setting",
     "Value",
     "compile_memory",
@@ -176,27 +175,20 @@ REDIS = ("redis", "rediss", "valkey", "valkeys")
 REMOTES = (*REDIS, "s3", "gs", "az", "http", "https", "file")
 # What config.isolate() sets.
 ISOLATE = "SAFECACHE_ISOLATE"
-
-
 CACHE = "cache"  # in SAFECACHE_TIERS
 
 
-class Form:
-    """How a value is written: ``parse`` raises ValueError for what ``allowed`` does not describe."""
-
-    def __init__(self, parse: Callable[[str], Any], allowed: str) -> None:
-        self.parse = parse
-        self.allowed = allowed
-
-
 class Value:
-    """One value of Config. ``older``: the variable that has set it alone, which counts for one more release."""
+    """One value of Config: ``parse`` raises ValueError for what ``allowed`` does not describe.
 
-    def __init__(self, name: str, default: Any, form: Form, older: str = "") -> None:
+    ``older``: the variable that has set it alone, which counts for one more release.
+    """
+
+    def __init__(self, name: str, default: Any, parse: Callable[[str], Any], allowed: str, older: str = "") -> None:
         self.name = name
         self.default = default
-        self.parse = form.parse
-        self.allowed = form.allowed
+        self.parse = parse
+        self.allowed = allowed
         self.older = older and f"SAFECACHE_{older}"
 
 
@@ -209,55 +201,51 @@ class Setting:
         self.allowed = allowed
 
 
-_SWITCH = Form(switch, "1/true/yes/on or 0/false/no/off")
-_PATH = Form(path, "an absolute path")
-_SECONDS = Form(seconds, f"seconds, 0 to {LONGEST_TIME:.0f}")
-_SIZE = Form(units.parse_size, units.SIZES)
-_AGE = Form(units.parse_age, units.AGES)
+_SWITCH = (switch, "1/true/yes/on or 0/false/no/off")
+_PATH = (path, "an absolute path")
+_SECONDS = (seconds, f"seconds, 0 to {LONGEST_TIME:.0f}")
+_SIZE = (units.parse_size, units.SIZES)
+_AGE = (units.parse_age, units.AGES)
 
 VALUES = {
     value.name: value
     for value in (
-        Value("enabled", True, Form(enabled, f"{_SWITCH.allowed}, or {OBSERVE}")),
-        Value("strict", False, _SWITCH),
-        Value("disable", (), Form(names, "names of units, with , between them")),
-        Value("trust", "signed", Form(one_of(TRUST_MODES), " or ".join(TRUST_MODES))),
-        Value("key_file", None, _PATH),
-        Value("keyring", None, _PATH),
-        Value(
-            "namespace",
-            DEFAULT_NAMESPACE,
-            Form(namespace, f"letters, digits and . _ - / (up to {LONGEST_NAMESPACE})"),
-        ),
-        Value("shared", False, _SWITCH),
-        Value("fsync", "auto", Form(one_of(FSYNC_MODES), "auto, always or never")),
-        Value("local", None, _PATH, "LOCAL"),
-        Value("lower", (), Form(paths, "absolute paths, with : between them"), "LOWER"),
-        Value("remote", None, Form(url, f"a URL: {', '.join(REMOTES)}"), "REMOTE"),
-        Value("remote_password_file", None, _PATH, "REMOTE_PASSWORD_FILE"),
-        Value("remote_read_only", False, _SWITCH, "REMOTE_READ_ONLY"),
-        Value("remote_connect", 0.2, _SECONDS, "REMOTE_CONNECT"),
-        Value("remote_timeout", 1, _SECONDS, "REMOTE_TIMEOUT"),
-        Value("remote_flush", 5, _SECONDS, "REMOTE_FLUSH"),
-        Value("remote_max_bytes", 256_000_000, _SIZE, "REMOTE_MAX_BYTES"),
-        Value("remote_ttl", None, _AGE, "REMOTE_TTL"),
-        Value("max_bytes", None, _SIZE, "MAX_BYTES"),
-        Value("max_files", None, Form(units.parse_count, "a number"), "MAX_FILES"),
-        Value("max_age", None, _AGE, "MAX_AGE"),
-        Value("must_hit", False, _SWITCH),
-        Value("lock_timeout", 120, _SECONDS, "LOCK_TIMEOUT"),
-        Value("single_flight", True, _SWITCH, "SINGLE_FLIGHT"),
-        Value("single_flight_wait", 300, _SECONDS, "SINGLE_FLIGHT_WAIT"),
-        Value("trials", True, _SWITCH, "TRIALS"),
-        Value("exec_dir", None, _PATH),
-        Value("isolate", False, Form(isolate, f"{_SWITCH.allowed}, or {WORKERS}")),
-        Value("prefetch", True, _SWITCH, "PREFETCH"),
-        Value("compile_timeout", None, Form(compile_timeout, f"seconds, 1 to {LONGEST_TIME:.0f}"), "COMPILE_TIMEOUT"),
-        Value("compile_memory", None, Form(compile_memory, f"at least 1 GB: {units.SIZES}"), "COMPILE_MEMORY"),
-        Value("assume_unchanged", (), Form(names, "names separated by commas")),
-        Value("recompile_sample", 0.0, Form(share, "a number from 0 to 1"), "VERIFY"),
-        Value("explain", False, _SWITCH),
-        Value("metrics", False, _SWITCH),
+        Value("enabled", True, enabled, f"{_SWITCH[1]}, or {OBSERVE}"),
+        Value("strict", False, *_SWITCH),
+        Value("disable", (), names, "names of units, with , between them"),
+        Value("trust", "signed", one_of(TRUST_MODES), " or ".join(TRUST_MODES)),
+        Value("key_file", None, *_PATH),
+        Value("keyring", None, *_PATH),
+        Value("namespace", DEFAULT_NAMESPACE, namespace, f"letters, digits and . _ - / (up to {LONGEST_NAMESPACE})"),
+        Value("shared", False, *_SWITCH),
+        Value("fsync", "auto", one_of(FSYNC_MODES), "auto, always or never"),
+        Value("local", None, *_PATH, "LOCAL"),
+        Value("lower", (), paths, "absolute paths, with : between them", "LOWER"),
+        Value("remote", None, url, f"a URL: {', '.join(REMOTES)}", "REMOTE"),
+        Value("remote_password_file", None, *_PATH, "REMOTE_PASSWORD_FILE"),
+        Value("remote_read_only", False, *_SWITCH, "REMOTE_READ_ONLY"),
+        Value("remote_connect", 0.2, *_SECONDS, "REMOTE_CONNECT"),
+        Value("remote_timeout", 1, *_SECONDS, "REMOTE_TIMEOUT"),
+        Value("remote_flush", 5, *_SECONDS, "REMOTE_FLUSH"),
+        Value("remote_max_bytes", 256_000_000, *_SIZE, "REMOTE_MAX_BYTES"),
+        Value("remote_ttl", None, *_AGE, "REMOTE_TTL"),
+        Value("max_bytes", None, *_SIZE, "MAX_BYTES"),
+        Value("max_files", None, units.parse_count, "a number", "MAX_FILES"),
+        Value("max_age", None, *_AGE, "MAX_AGE"),
+        Value("must_hit", False, *_SWITCH),
+        Value("lock_timeout", 120, *_SECONDS, "LOCK_TIMEOUT"),
+        Value("single_flight", True, *_SWITCH, "SINGLE_FLIGHT"),
+        Value("single_flight_wait", 300, *_SECONDS, "SINGLE_FLIGHT_WAIT"),
+        Value("trials", True, *_SWITCH, "TRIALS"),
+        Value("exec_dir", None, *_PATH),
+        Value("isolate", False, isolate, f"{_SWITCH[1]}, or {WORKERS}"),
+        Value("prefetch", True, *_SWITCH, "PREFETCH"),
+        Value("compile_timeout", None, compile_timeout, f"seconds, 1 to {LONGEST_TIME:.0f}", "COMPILE_TIMEOUT"),
+        Value("compile_memory", None, compile_memory, f"at least 1 GB: {units.SIZES}", "COMPILE_MEMORY"),
+        Value("assume_unchanged", (), names, "names separated by commas"),
+        Value("recompile_sample", 0.0, share, "a number from 0 to 1", "VERIFY"),
+        Value("explain", False, *_SWITCH),
+        Value("metrics", False, *_SWITCH),
     )
 }
 

@@ -215,7 +215,7 @@ def test_planted_library_of_an_operator_is_an_error_in_strict_mode(home, trojan,
 # --- Objects of CuTe DSL's kernels
 
 
-@pytest.fixture(params=["cutedsl", "quack"])
+@pytest.fixture(params=["cutedsl", "torch._vendor.quack", "quack"])
 def objects(home, request):
     """Have a kernel compiled or loaded from one of the two caches."""
     pytest.importorskip("torch._inductor.runtime.cutedsl_cache", reason="torch 2.13 is the first that has it")

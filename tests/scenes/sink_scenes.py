@@ -170,7 +170,10 @@ def cute_kernel(cache="cutedsl"):
     ffi = types.ModuleType("tvm_ffi")
     ffi.__version__ = "0"
     sys.modules.update({"cutlass": cutlass, "cutlass.cute": cute, "tvm_ffi": ffi})
-    (_quack_kernel if cache == "quack" else _cutedsl_kernel)(compile_it)
+    if cache == "cutedsl":
+        _cutedsl_kernel(compile_it)
+    else:
+        _quack_kernel(compile_it, cache)
     return said
 
 
@@ -182,7 +185,8 @@ def _cutedsl_kernel(compile_it):
         disk_cache_set({}, *key, compile_it())
 
 
-def _quack_kernel(compile_it):
+def _quack_kernel(compile_it, name):
+    import importlib
     import os
     import sys
     import types
@@ -190,12 +194,12 @@ def _quack_kernel(compile_it):
     import torch
 
     # The package itself imports all of CUTLASS's, its cache does not.
-    package = types.ModuleType("torch._vendor.quack")
+    package = types.ModuleType(name)
     place = os.path.join(os.path.dirname(torch.__file__), "_vendor", "quack")
     package.__path__, package.__file__ = [place], os.path.join(place, "__init__.py")
-    sys.modules["torch._vendor.quack"] = package
+    sys.modules[name] = package
     torch._vendor.quack = package
-    from torch._vendor.quack.cache import jit
+    jit = importlib.import_module(f"{name}.cache.jit")
 
     kernel = jit.jit_cache(lambda size: compile_it())
     kernel(1)
