@@ -166,7 +166,7 @@ def test_read_only_cache_can_be_a_layer(machine, mount):
     mount(machine.inductor, "ro,mode=755")
     report = machine.examine()
     found = report.one("read-only-file-system", "warning")
-    assert found["remedy"].startswith(f"export SAFECACHE_LOWER={machine.inductor} TORCHINDUCTOR_CACHE_DIR=")
+    assert found["remedy"].startswith(f"export SAFECACHE_TIERS={machine.inductor} TORCHINDUCTOR_CACHE_DIR=")
     assert "read-only file system" in report.one("not-writable", "error")["evidence"]
 
 

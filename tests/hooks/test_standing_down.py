@@ -116,15 +116,16 @@ def test_every_hook_is_active_on_a_known_torch(fake, version):
 PRECOMPILE = ["to_cache_bytes", "load", "_write_artifact", "_read_artifact"]
 KERNELS = ["_build_fast_launcher", "_raise_triton_cache_load_error"]
 FLYDSL = "configure_flydsl_cache_dir"
+POOL = "_make_executor"  # of torch's copy of QuACK
 OBJECTS = ["_cache_dir", "disk_cache_get", "disk_cache_set", FLYDSL, "get_cache_path", "__enter__", "__exit__"]
 
 
 @pytest.mark.parametrize(
     ("version", "absent"),
     [
-        ("2.12.1", [*PRECOMPILE, *KERNELS, "_probe_load", "pickle", *OBJECTS, "benchmark_gpu"]),
-        ("2.13.0", [*PRECOMPILE, "default_cache_dir", FLYDSL]),
-        ("2.14.1", [*PRECOMPILE[2:], "default_cache_dir", FLYDSL]),
+        ("2.12.1", [*PRECOMPILE, *KERNELS, "_probe_load", "pickle", *OBJECTS, "benchmark_gpu", POOL]),
+        ("2.13.0", [*PRECOMPILE, "default_cache_dir", FLYDSL, POOL]),
+        ("2.14.1", [*PRECOMPILE[2:], "default_cache_dir", FLYDSL, POOL]),
     ],
 )
 def test_hook_on_what_a_release_does_not_have_or_need_is_not_missed(fake, version, absent):

@@ -49,6 +49,9 @@ MODULES = (
     "torch._inductor.runtime.cutedsl_cache",
     "torch._inductor.runtime.flydsl_cache",
     "torch._vendor.quack.cache.jit",
+    "torch._vendor.quack.cache.async_compile",
+    "quack.cache.jit",
+    "quack.cache.async_compile",
     "torch._precompile",
     "torch._inductor.cpp_builder",
     "torch._inductor.cpu_vec_isa",
@@ -72,6 +75,7 @@ MODULES = (
 ABSENT = {
     "torch._inductor.runtime.cutedsl_cache": ("2.11", "2.12"),
     "torch._vendor.quack.cache.jit": ("2.11", "2.12"),
+    "torch._vendor.quack.cache.async_compile": ("2.11", "2.12"),
     "torch._precompile": ("2.11", "2.12", "2.13"),
 }
 
@@ -83,7 +87,7 @@ def import_all():
     names = [name for name in MODULES if torch.__version__[:4] not in ABSENT.get(name, ())]
     if not hasattr(torch, "called"):  # the fake has these always
         # QuACK needs CUTLASS's package, which no test installs.
-        names = [name for name in names if name != "torch._vendor.quack.cache.jit"]
+        names = [name for name in names if not name.startswith("torch._vendor.quack")]
         if importlib.util.find_spec("torch._inductor.runtime.flydsl_cache") is None:  # since 2.15
             names.remove("torch._inductor.runtime.flydsl_cache")
     return [importlib.import_module(name) for name in names]
