@@ -116,7 +116,7 @@ class Config:
 
     @property
     def observes(self) -> bool:
-        """Whether what does not verify is reported, and used as in stock torch."""
+        """Tell whether what does not verify is reported, and used as in stock torch."""
         return self.enabled == OBSERVE
 
     @property
