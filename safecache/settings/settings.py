@@ -179,7 +179,7 @@ CACHE = "cache"  # in SAFECACHE_TIERS
 
 
 class Value:
-    """One value of Config: ``parse`` raises ValueError for what ``allowed`` does not describe.
+    """Describe one value of Config: ``parse`` raises ValueError for what ``allowed`` does not describe.
 
     ``older``: the variable that has set it alone, which counts for one more release.
     """
@@ -193,7 +193,7 @@ class Value:
 
 
 class Setting:
-    """One variable, of which guide/settings.md tells the rest: ``parse`` returns what it sets of VALUES, by name."""
+    """Describe one variable, as guide/settings.md does for people: ``parse`` returns what it sets of VALUES, by name."""
 
     def __init__(self, name: str, parse: Callable[[str], dict[str, Any]], allowed: str) -> None:
         self.variable = f"SAFECACHE_{name}" if name else "SAFECACHE"
@@ -319,7 +319,7 @@ def _remote(text: str) -> dict[str, Any]:
 
 
 def is_pack(path: str) -> bool:
-    """Whether a file of this name is a pack: a directory ``.safecache`` is none."""
+    """Tell whether a file of this name is a pack: a directory ``.safecache`` is none."""
     return os.path.splitext(path)[1] == PACK
 
 

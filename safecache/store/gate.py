@@ -106,7 +106,7 @@ def refusal_for_content(
 
 
 def _observe(refusal: Refusal, file: CodeFile, digest: bytes) -> bool:
-    """As trust.is_observed(); this process then takes that content there as if it had made it, and asks no more."""
+    """Tell what trust.is_observed() does; then take that content there as if this process had made it."""
     is_observed = trust.is_observed(refusal, file.kind, file.path)
     if is_observed:
         attestations.attest_in_process(file.path, digest=digest)
@@ -187,7 +187,7 @@ def _digest(path: str) -> bytes:
 
 
 def is_attested(file: CodeFile, *, is_lower: bool = False) -> bool:
-    """Whether refusal_for_file() has nothing against the file. Reports no refusal, and leaves the file."""
+    """Tell whether refusal_for_file() has nothing against the file. Reports no refusal, and leaves the file."""
     try:
         return refusal_for_file(file, is_lower=is_lower) is None
     except OSError:
