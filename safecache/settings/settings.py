@@ -193,7 +193,7 @@ class Value:
 
 
 class Setting:
-    """Describe one variable, as guide/settings.md does for people: ``parse`` returns what it sets of VALUES, by name."""
+    """Describe one variable, as guide/settings.md does: ``parse`` returns what it sets of VALUES, by name."""
 
     def __init__(self, name: str, parse: Callable[[str], dict[str, Any]], allowed: str) -> None:
         self.variable = f"SAFECACHE_{name}" if name else "SAFECACHE"
