@@ -47,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
         return _show_baked(arguments)
     file = arguments.load
     console, columns = Console(stderr=True), (SpinnerColumn(), TextColumn("{task.description}"))
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+    with Progress(*columns, console=console, transient=True, disable=bool(file) or not console.is_terminal) as progress:
         progress.add_task("looking around")
         findings = load_check.check(file) if file else examine(import_torch=not arguments.no_import)
     return _show(findings, file, strict=arguments.strict, as_json=arguments.json)

@@ -59,7 +59,7 @@ def test_wait_that_ends_in_time_is_reported_with_the_holder(path, hold, caplog):
     with enter(lock):
         assert lock.is_locked and lock.timeout == 100
     [line] = caplog.messages
-    assert f"waiting for the lock {path}, at most 100 s (SAFECACHE_LOCK_TIMEOUT): process {pid} (py" in line
+    assert f"waiting for the lock {path}, at most 100 s (SAFECACHE_WAIT): process {pid} (py" in line
 
 
 def test_wait_for_another_thread_names_no_process(path, caplog):
@@ -75,7 +75,7 @@ def test_wait_for_another_thread_names_no_process(path, caplog):
     held.wait()
     with enter(FileLock(path, timeout=100)):
         holder.join()
-    assert "(SAFECACHE_LOCK_TIMEOUT): another thread of this process holds it." in caplog.text
+    assert "(SAFECACHE_WAIT): another thread of this process holds it." in caplog.text
 
 
 def test_wait_without_end_goes_on_after_the_report(path, hold, caplog):
