@@ -38,9 +38,11 @@ from safecache.upkeep.copies import Source
 
 __all__ = ["Held", "TierTests"]
 
-# How many bits of what is stored are flipped, one by one; and how often is looked while it changes.
-_FLIPS, _LOOKS = 200, 30
+# How many bits of what is stored are flipped at least; and how often is looked while it changes.
+_FLIPS, _LOOKS = 120, 15
 _LETTERS = 51
+_CHANGES = DAMAGES | {"cut": lambda content: content[:-1], "cut at its start": lambda content: content[1:]}
+_CHANGES |= {"lengthened": lambda content: content + b"\0", "doubled": lambda content: content * 2}
 
 
 class Held:
@@ -162,45 +164,36 @@ class TierTests:
         others = _refs(str(self.base / "cache"), "c")
         assert self.look_up(others) == [False] * len(others)
 
-    @pytest.mark.parametrize("how", DAMAGES)
+    def look_up_changed(self, held: Held, refs: list[Ref], changes: Iterable[Mapping[str, bytes]]) -> None:
+        """Look up with every third or fourth content of each of ``changes``; one would hide another of its bundle."""
+        given = dict(held.contents)
+        for changed, step in zip(changes, itertools.cycle((3, 4)), strict=False):
+            for names in filter(None, ([*given][start::step] for start in range(step))):
+                held.contents.update({name: changed[name] for name in names})
+                self.look_up(refs)
+                held.contents.update({name: given[name] for name in names})
+
+    @pytest.mark.parametrize("how", _CHANGES)
     def test_damaged_content_is_not_found(self, held: Held, refs: list[Ref], how: str) -> None:
-        """In each of its parts by itself, and in all."""
-        for name, content in dict(held.contents).items():
-            held.contents[name] = DAMAGES[how](content)
-            self.look_up(refs)
-            held.contents[name] = content
-        for name, content in dict(held.contents).items():
-            held.contents[name] = DAMAGES[how](content)
+        """In some of its parts, and in all: as by a full disk, or by somebody who adds to it."""
+        changed = {name: _CHANGES[how](content) for name, content in held.contents.items()}
+        self.look_up_changed(held, refs, [changed] * 2)
+        held.contents.update(changed)
         assert self.look_up(refs) == [False] * len(refs) or how == "flipped"
 
     def test_no_flipped_bit_is_found(self, held: Held, refs: list[Ref]) -> None:
         """Wherever it is, no file comes out that was not put in."""
-        for name, content in dict(held.contents).items():
-            for bit in range(0, 8 * len(content), max(1, 8 * len(content) // max(12, _FLIPS // len(held.contents)))):
-                changed = bytearray(content)
-                changed[bit // 8] ^= 1 << bit % 8
-                held.contents[name] = bytes(changed)
-                self.look_up(refs)
-            held.contents[name] = content
+        given, last = dict(held.contents), max(12, _FLIPS // len(held.contents)) - 1
+        flips = ({name: _flip(given[name], number / last) for name in given} for number in range(last + 1))
+        self.look_up_changed(held, refs, flips)
         assert self.look_up(refs) == [True] * len(refs)
-
-    def test_content_that_was_cut_or_lengthened_is_not_found(self, held: Held, refs: list[Ref]) -> None:
-        """As by a full disk, or by somebody who adds to it."""
-        for name, content in dict(held.contents).items():
-            for changed in (content[:-1], content[1:], content[: len(content) // 3], content + b"\0", content * 2):
-                held.contents[name] = changed
-                self.look_up(refs)
-            held.contents[name] = content
 
     def test_content_of_another_key_is_not_found(self, held: Held, refs: list[Ref]) -> None:
         """What was given under one key is nothing under another."""
-        given, names = dict(held.contents), list(held.contents)
-        for number, shift in itertools.product(range(len(names)), (1, 2, 3, 5)):
-            one, other = names[number], names[(number + shift) % len(names)]
-            held.contents[one] = given[other]
-            self.look_up(refs)
-            held.contents[one] = given[one]
-        held.contents.update(zip(given, [*given.values()][1:] + [*given.values()][:1], strict=True))
+        given = dict(held.contents)
+        turned = [dict(zip(given, ([*given.values()] * 6)[n:], strict=False)) for n in (1, 2, 3, 5)]
+        self.look_up_changed(held, refs, turned)
+        held.contents.update(turned[0])
         self.look_up(refs)
 
     def test_what_is_gone_is_not_found(self, held: Held, refs: list[Ref]) -> None:
@@ -290,11 +283,17 @@ class TierTests:
                 self.look_up(refs)
                 for ref in refs:
                     held.tier.keep(ref, again=True)
-        for _ in range(_LOOKS):
+        for _ in range(2 * _LOOKS):
             if all(self.look_up(refs)):
                 return
             time.sleep(0.5)  # what it does in the background may still fail
         raise AssertionError("it works no more, though nothing fails")
+
+
+def _flip(content: bytes, part: float) -> bytes:
+    """Flip the bit that is so far into it, from 0 to 1."""
+    place, bit = divmod(int((8 * len(content) - 1) * part), 8)
+    return content[:place] + bytes([content[place] ^ 1 << bit]) + content[place + 1 :]
 
 
 def _contents(root: Path) -> dict[str, bytes]:

@@ -76,8 +76,10 @@ def _has_triton() -> bool:
 
 
 if __name__ == "__main__":
-    base, warmth = sys.argv[1:]
+    base, warmth, *chosen = sys.argv[1:]
     for name, step in steps(base, warmth == "warm"):
+        if chosen and name not in chosen:
+            continue
         torch._dynamo.reset()
         counters.clear()
         print(json.dumps([name, step()]), flush=True)

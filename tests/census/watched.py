@@ -57,8 +57,10 @@ class Watched(NamedTuple):
     unattested: list[Finding]
 
 
-def run(base: Path, warmth: str, program: Path = HERE / "program.py", **environment: str) -> Watched:
-    """``program`` with all its directories below ``base``, as a process of its own."""
+def run(
+    base: Path, warmth: str, program: Path = HERE / "program.py", steps: tuple[str, ...] = (), **environment: str
+) -> Watched:
+    """``program``, or these steps of it, with all its directories below ``base``, as a process of its own."""
     name = f"{warmth}-{len(list(base.parent.iterdir()))}"
     log, trace = base.with_name(f"{name}.log"), base.with_name(f"{name}.trace")
     trace.mkdir()
@@ -83,7 +85,7 @@ def run(base: Path, warmth: str, program: Path = HERE / "program.py", **environm
         "--trace=open,openat,openat2,mkdir,mkdirat,rename,renameat",
     ]
     said = subprocess.run(
-        [*strace, "-o", str(trace / "of"), sys.executable, str(program), str(base), warmth],
+        [*strace, "-o", str(trace / "of"), sys.executable, str(program), str(base), warmth, *steps],
         env=os.environ | isolated_environment(base) | variables | environment,
         capture_output=True,
         text=True,

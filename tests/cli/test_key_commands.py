@@ -6,7 +6,6 @@ import io
 import json
 import os
 import pickle
-import subprocess
 import sys
 import time
 from types import SimpleNamespace
@@ -140,15 +139,6 @@ def test_name_and_namespaces_can_be_those_of_the_one_who_trusts(run, tmp_path):
     run("trust", tmp_path / "public", "--name", "the farm", "--namespace", "prod/*", "default")
     key = read(directory() / f"{PUBLIC.id.hex()}.json")
     assert (key.name, key.namespaces) == ("the farm", ("prod/*", "default"))
-
-
-def test_pem_of_openssl_is_trusted(run, standard_input):
-    pem = subprocess.run(["openssl", "genpkey", "-algorithm", "ed25519"], capture_output=True, check=True).stdout
-    public = subprocess.run(["openssl", "pkey", "-pubout"], input=pem, capture_output=True, check=True).stdout
-    standard_input(public)
-    assert run("trust", "-", "--name", "pem").code == 0
-    (key,) = (key for key in keyring.current().trusted.values() if key.name == "pem")
-    assert key.public and not key.can_seal
 
 
 @pytest.mark.parametrize(

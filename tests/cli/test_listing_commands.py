@@ -203,11 +203,6 @@ def test_only_what_compiles_use_is_listed_unless_asked(cache, listed):
     assert {row["kind"] for row in listed("--kind", "aot", "--kind", "fx")["entries"]} == {"aot", "fx"}
 
 
-def test_directory_that_is_not_there_is_an_error(run, tmp_path):
-    said = run("ls", tmp_path / "nowhere")
-    assert said.code == 1 and "nowhere" in said.err
-
-
 @pytest.mark.parametrize("gone", ["inventory", "signatures"])
 def test_what_is_removed_while_it_is_listed_is_no_error(cache, listed, monkeypatch, gone):
     entry(cache, "a")

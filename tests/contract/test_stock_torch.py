@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
 
 import pytest
-from conftest import SOURCE, WARM
+from conftest import SOURCE, WARM, python
 from scenes import model_scenes
 
 from safecache.history import run_summary
 from safecache.places import layout
 from safecache.reporting.kinds import Kind
-from safecache.signing import seal
+from safecache.signing import keyring, seal
 
 
 def test_stock_computes_the_same_keys(home, warm):
@@ -128,10 +129,6 @@ def test_cold_and_warm_in_fresh_interpreters(home):
         "import json, safecache\nfrom scenes import model_scenes\n"
         "print(json.dumps([model_scenes.compile_model(), safecache.stats()]))"
     )
-    import json
-
-    from conftest import python
-
     answers = []
     for run in ("cold", "warm"):
         # Precompiled headers lie in the temporary directory, sealed by the key of whoever was first there.
@@ -151,8 +148,6 @@ def test_cold_and_warm_in_fresh_interpreters(home):
 
 
 def test_seal_tells_where_an_entry_came_from(warm, zygote):
-    from safecache.signing import keyring, seal
-
     key = keyring.load(None, str(warm.base / "config"))
     for path in warm.aot_entries:
         verdict = seal.verify(path.read_bytes(), Kind.AOT_ENTRY, path.parent.name, key.find)

@@ -15,6 +15,7 @@ from conftest import name_of
 from helpers.in_process import isolated, run, settings
 
 from crashes import crash_scenes
+from crashes.crash_names import DEADLY
 
 __all__ = ["isolated", "run", "settings"]
 
@@ -55,10 +56,6 @@ class Home:
     def compile(self, *names, **how):
         return self.run(crash_scenes.compile_each, names=names, **how)
 
-    def say(self, *arguments):
-        command = [sys.executable, "-m", "safecache", *arguments]
-        return subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=60)
-
     @property
     def reports(self):
         return sorted((self.cache / ".safecache" / "crashes").glob("*"))
@@ -71,3 +68,16 @@ class Home:
 @pytest.fixture
 def home(tmp_path):
     return Home(tmp_path)
+
+
+SECRET = "hunter2-of-the-environment"
+FAULTY = {"wrong-instruction": "PTXASError", "wrong-types": "CompilationError"}
+
+
+@pytest.fixture(scope="session")
+def crashed(tmp_path_factory):
+    """A home where one process has compiled what crashes, by the name of the kernel, and what does not."""
+    home = Home(tmp_path_factory.mktemp("crashed"))
+    home.answer = home.compile(*DEADLY, "recovered", "empty-module", *FAULTY, "sound", env={"API_TOKEN": SECRET})
+    home.crashes = {each["kernel"]: each for each in home.answer.result if each.get("how")}
+    return home

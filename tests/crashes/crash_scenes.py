@@ -8,7 +8,6 @@ import pickle
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
 from unittest import mock
 
 from safecache.errors import TritonCompileCrash
@@ -17,40 +16,54 @@ from safecache.errors import TritonCompileCrash
 def _told(error):
     told = {"error": type(error).__name__, "text": str(error)}
     if isinstance(error, TritonCompileCrash):
-        told |= {name: getattr(error, name) for name in ("how", "signal", "stage", "kernel", "config", "report")}
+        told |= _facts(error)
+        again = pickle.loads(pickle.dumps(error))
+        same = str(again) == str(error) and _facts(again) == _facts(error)
+        told["survives pickling"] = type(again) is type(error) and same
     return told
 
 
-def _compiled(name):
-    import crashing_kernels
+def _facts(error):
+    return {name: getattr(error, name) for name in ("how", "signal", "stage", "kernel", "config", "report")}
 
-    try:
-        kernel = crashing_kernels.compile(name)
-    except Exception as error:
-        return _told(error)
+
+def _made(kernel):
     files = {key: Path(path).read_bytes().hex() for key, path in kernel.metadata_group.items()}
     return {"hash": kernel.hash, "files": files}
 
 
-def compile_each(names, options=None):
+def _compiled(name):
+    from crashes import crashing_kernels
+
+    try:
+        return _made(crashing_kernels.compile(name))
+    except Exception as error:
+        return _told(error)
+
+
+def compile_each(names):
     """What became of the compile of each."""
     return [_compiled(name) for name in names]
 
 
-def compile_ir(stage):
-    """The sound kernel from its IR, and not from its source."""
-    import crashing_kernels
+def compile_ir(stages, names=()):
+    """The sound kernel, the same from its IR, and then these."""
     import triton
 
-    path = Path(os.environ["TRITON_CACHE_DIR"]).parent / f"scale.{stage}"
-    path.write_text(crashing_kernels.compile("sound").asm[stage])
-    kernel = triton.compile(str(path), target=crashing_kernels.TARGET)
-    return {"hash": kernel.hash, "cubin": kernel.asm["cubin"].hex()}
+    from crashes import crashing_kernels
+
+    kernel = crashing_kernels.compile("sound")
+    made = {"sound": _made(kernel)}
+    for stage in stages:
+        path = Path(os.environ["TRITON_CACHE_DIR"]).parent / f"scale.{stage}"
+        path.write_text(kernel.asm[stage])
+        made[stage] = _made(triton.compile(str(path), target=crashing_kernels.TARGET))
+    return made | dict(zip(names, compile_each(names), strict=True))
 
 
 def compile_in_threads(names, warps):
     """Each of them with each number of warps, all at once."""
-    import crashing_kernels
+    from crashes import crashing_kernels
 
     jobs = [(name, number) for name in names for number in warps]
 
@@ -71,24 +84,22 @@ def compile_in_a_compile_worker(names):
     return compile_each(names)
 
 
-def compile_with_a_hook_in_the_stages(names):
+def compile_what_cannot_be_isolated():
+    """As where Python is embedded in another program, and then with a hook in the stages."""
     import triton
 
+    with mock.patch.object(sys, "executable", ""):
+        made = compile_each(["sound"] * 2)
     with triton.knobs.runtime.scope():
         triton.knobs.runtime.add_stages_inspection_hook = lambda *rest: None if rest else ("-hook", "hook")
-        return compile_each(names)
-
-
-def compile_without_an_interpreter(names):
-    """As where Python is embedded in another program."""
-    sys.executable = ""
-    return compile_each(names)
+        return made + compile_each(["sound"] * 2)
 
 
 def compile_with_another_ptxas_from_now_on(names):
     """As torch 2.11 sets it in the middle, after Triton has asked its own for its version."""
-    import crashing_kernels
     import triton
+
+    from crashes import crashing_kernels
 
     triton.compiler.compiler.make_backend(crashing_kernels.TARGET).hash()
     for variable in ("TRITON_PTXAS_PATH", "TRITON_PTXAS_BLACKWELL_PATH"):
@@ -128,55 +139,12 @@ def compile_after_a_fork(name):
     return {"before": before, "child": in_child, "parent": _compiled("wrong-types")}
 
 
-def tune(kinds):
-    """A launch of a kernel that Triton has to tune, where a benchmark only compiles: the faster, the later."""
-    import crashing_kernels
-    from triton.compiler.compiler import CompiledKernel
-    from triton.runtime import autotuner
-
-    kernel = crashing_kernels.autotuned(*kinds)
-    launched = []
-    device = SimpleNamespace(
-        get_current_device=lambda: 0,
-        get_current_stream=lambda device: 0,
-        get_current_target=lambda: crashing_kernels.TARGET,
-        get_benchmarker=lambda: bench,
-    )
-
-    def bench(call, quantiles):
-        call()
-        return [1.0 / len(launched)] * 3
-
-    class Integers:
-        dtype = "int32"
-
-        def data_ptr(self):
-            return 16
-
-    def init_handles(self):
-        self.module, self.function, self._run = 1, 1, lambda *rest: launched.append(rest)
-
-    from triton.runtime import jit
-
-    jit.type_canonicalisation_dict.setdefault("int32", "i32")
-    with (
-        mock.patch.object(autotuner, "driver", SimpleNamespace(active=device)),
-        mock.patch.object(jit, "driver", SimpleNamespace(active=device)),
-        mock.patch.object(CompiledKernel, "_init_handles", init_handles),
-    ):
-        try:
-            kernel[(1,)](Integers(), Integers(), N=128)
-        except Exception as error:
-            return _told(error)
-    timings = {config.kwargs["KIND"]: times[0] for config, times in (kernel.configs_timings or {}).items()}
-    return {"best": kernel.best_config.kwargs["KIND"], "timings": {k: str(t) for k, t in timings.items()}}
-
-
 def tune_with_inductor(choices, kinds):
     """What each of Inductor's loops makes of real crashes: that of max-autotune, and that of CachingAutotuner."""
-    import crashing_kernels
     from scenes import autotuners
     from torch._inductor.select_algorithm import AlgorithmSelectorCache
+
+    from crashes import crashing_kernels
 
     def benchmark(choice, arguments):
         crashing_kernels.compile(choice)
@@ -191,8 +159,9 @@ def tune_with_inductor(choices, kinds):
 
 
 def _precompiled(autotuners, kinds):
-    import crashing_kernels
     from torch._inductor.runtime.triton_heuristics import NoTritonConfigsError
+
+    from crashes import crashing_kernels
 
     configs = [{"N": 128, "KIND": kind} for kind in kinds]
     made = autotuners.autotuner(function=crashing_kernels.some_configurations, configs=configs)
@@ -202,14 +171,3 @@ def _precompiled(autotuners, kinds):
     except NoTritonConfigsError as error:
         return _told(error)
     return [result.config.kwargs["KIND"] for result in made.compile_results]
-
-
-def pickled(name):
-    """What a process without Triton and one with it make of the pickled error."""
-    import crashing_kernels
-
-    try:
-        crashing_kernels.compile(name)
-    except TritonCompileCrash as error:
-        again = pickle.loads(pickle.dumps(error))
-        return {"before": _told(error), "after": _told(again), "same": type(again) is type(error)}

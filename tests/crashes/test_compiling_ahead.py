@@ -94,8 +94,16 @@ def test_compile_that_is_known_to_crash_starts_nothing(monkeypatch, root):
         compiling.obtain(request("bad"), root, LIMITS, None)
 
 
-@pytest.mark.parametrize("knob", ["always_compile", "override", "dump_ir"])
-def test_compile_stays_where_it_is_asked_for_itself(monkeypatch, knob):
+@pytest.mark.parametrize(
+    ("knob", "variable"),
+    [
+        ("always_compile", "TRITON_ALWAYS_COMPILE"),
+        ("override", "TRITON_KERNEL_OVERRIDE"),
+        ("dump_ir", "TRITON_KERNEL_DUMP"),
+    ],
+)
+def test_compile_stays_where_it_is_asked_for_itself(monkeypatch, caplog, knob, variable):
     assert compiling.stays("k") is False and events.counters() == {}
     monkeypatch.setitem(vars(triton.knobs.compilation), knob, True)
     assert compiling.stays("k") is True and events.counters() == {"not isolated": 1}
+    assert f"{variable} is set" in caplog.text

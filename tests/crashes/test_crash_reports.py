@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,69 +13,57 @@ from pathlib import Path
 
 import pytest
 
+from crashes.conftest import SECRET
 from crashes.crash_names import DEADLY
 from safecache.isolation import reports
 from safecache.isolation.reports import Facts
 
-SECRET = "hunter2-of-the-environment"
+of_crashed = pytest.mark.xdist_group("crashed")
 
 
-@pytest.fixture(scope="module")
-def crashed(tmp_path_factory):
-    """A home in which some kernels have crashed."""
-    from crashes.conftest import Home
+def reproduced(crash, tmp_path, seconds=120):
+    """What becomes of the report's script within so many seconds of the CPU, where there is nothing but Triton."""
 
-    home = Home(tmp_path_factory.mktemp("crashed"))
-    answer = home.compile(*DEADLY, "recovered", env={"API_TOKEN": SECRET})
-    home.crashes = {crash["kernel"]: crash for crash in answer.result}
-    home.answer = answer
-    return home
+    def limit():
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
 
-
-def reproduced(crash, tmp_path, patience=120):
-    """What becomes of the report's script, where there is nothing but Triton."""
     environment = {"HOME": str(tmp_path), "PATH": "/usr/bin:/bin", "TRITON_CACHE_DIR": str(tmp_path / "cache")}
     command = [sys.executable, "-E", os.path.join(crash["report"], "reproduce.py")]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, cwd="/", timeout=patience)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, cwd="/", preexec_fn=limit)
 
 
-@pytest.mark.parametrize("name", DEADLY)
+@of_crashed
+@pytest.mark.parametrize("name", ["too-many-constraints", "unknown-operand", "read-here"])
 def test_script_of_the_report_crashes_in_the_same_way(crashed, tmp_path, name):
     done = reproduced(crashed.crashes[name.replace("-", "_")], tmp_path)
     assert done.returncode == -signal.SIGABRT
     assert done.stdout.split()[-1] == DEADLY[name]
 
 
-def test_report_has_all_ir_also_where_binaries_alone_are_stored(crashed, home):
-    """As Helion's autotuner has it."""
-    [crash] = home.compile("narrow-register", env={"TRITON_STORE_BINARY_ONLY": "1"}).result
-    full = crashed.crashes["narrow_register"]
-    assert sorted(os.listdir(crash["report"])) == sorted(os.listdir(full["report"]))
-    assert "kernel.llir" in os.listdir(crash["report"])
-
-
-def test_script_of_the_report_fails_in_the_same_pass(crashed, tmp_path):
+@of_crashed
+def test_script_of_the_report_fails_in_the_same_pass_or_dies_of_the_same_file(crashed, tmp_path):
     done = reproduced(crashed.crashes["square"], tmp_path)
     assert "Assertion `" in done.stderr and "PassManager::run failed" in done.stderr
+    [file] = [crash for crash in crashed.crashes.values() if crash["signal"] == signal.SIGSEGV]
+    assert reproduced(file, tmp_path).returncode == -signal.SIGSEGV
 
 
-def test_script_of_the_report_dies_of_a_file_of_ir(home, tmp_path):
-    [crash] = home.compile("empty-module").result
-    assert reproduced(crash, tmp_path).returncode == -signal.SIGSEGV
-
-
-def test_script_of_the_report_hangs_in_the_front_end(home, tmp_path):
-    [crash] = home.compile("endless", env={"SAFECACHE_COMPILE_TIMEOUT": "2"}).result
-    assert (crash["how"], crash["stage"]) == ("timeout", "source")
-    with pytest.raises(subprocess.TimeoutExpired):
-        reproduced(crash, tmp_path, patience=4)
-    program = Path(crash["report"], "reproduce.py")
+def test_hang_ends_with_the_timeout_and_so_does_the_script_of_its_report(home, tmp_path):
+    crashes = home.compile("hang", "endless", env={"SAFECACHE_COMPILE_TIMEOUT": "2"}).result
+    for crash in crashes:
+        assert (crash["error"], crash["how"]) == ("TritonCompileCrash", "timeout")
+        assert "more than 2 s" in crash["text"] and "SAFECACHE_ISOLATE=1,timeout=" in crash["text"]
+    assert crashes[1]["stage"] == "source"
+    assert reproduced(crashes[1], tmp_path, seconds=3).returncode == -signal.SIGXCPU
+    program = Path(crashes[1]["report"], "reproduce.py")
     program.write_text(program.read_text().replace(str(10**9), "3"))
-    done = reproduced(crash, tmp_path)
+    done = reproduced(crashes[1], tmp_path)
     # It is for the number of steps that it hangs.
     assert done.returncode == 0, done.stderr
 
 
+@of_crashed
 def test_report_says_what_was_compiled_and_how_it_ended(crashed):
     crash = crashed.crashes["unknown_operand"]
     with open(os.path.join(crash["report"], "report.json"), encoding="utf-8") as file:
@@ -91,6 +81,7 @@ def test_report_says_what_was_compiled_and_how_it_ended(crashed):
     assert report["hash"].startswith(os.path.basename(crash["report"]))
 
 
+@of_crashed
 def test_report_has_what_the_compiler_said_and_was_given(crashed):
     directory = crashed.crashes["unknown_operand"]["report"]
     texts = {path.name: path.read_text() for path in Path(directory).iterdir()}
@@ -102,11 +93,13 @@ def test_report_has_what_the_compiler_said_and_was_given(crashed):
     assert any(name.endswith(".repro.mlir") for name in texts)
 
 
+@of_crashed
 def test_report_has_nothing_of_the_environment(crashed):
     files = [path for report in crashed.reports for path in report.iterdir()]
     assert files and not [path for path in files if SECRET in path.read_text()]
 
 
+@of_crashed
 def test_what_has_crashed_is_skipped_by_the_next_process_at_once(crashed):
     answer = crashed.compile("unknown-operand", "narrow-register")
     assert [crash["error"] for crash in answer.result] == ["TritonCompileCrash"] * 2
@@ -115,29 +108,29 @@ def test_what_has_crashed_is_skipped_by_the_next_process_at_once(crashed):
     assert "safecache forget" in message
 
 
-def test_forgotten_crash_is_met_again_and_reported_where_it_was(home):
-    [first] = home.compile("unknown-operand").result
+@of_crashed
+def test_forgotten_crash_is_met_again_and_reported_where_it_was(crashed, home, run, settings):
+    shutil.copytree(crashed.base, home.base, dirs_exist_ok=True)
+    settings(XDG_CONFIG_HOME=home.base / "config")
+    report = os.path.basename(crashed.crashes["unknown_operand"]["report"])
     stamps = {path: path.stat().st_mtime_ns for path in home.reports}
-    said = home.say("forget", os.path.basename(first["report"]))
-    assert (said.returncode, said.stdout) == (0, "1 forgotten\n"), said.stderr
+    assert run("forget", report, "--in", home.cache).lines == ["1 forgotten"]
     answer = home.compile("unknown-operand")
-    assert answer.stats["compile crashed"] == 1 and answer.result[0]["report"] == first["report"]
+    assert answer.stats["compile crashed"] == 1
+    assert answer.result[0]["report"] == str(home.cache / ".safecache" / "crashes" / report)
     assert stamps == {path: path.stat().st_mtime_ns for path in home.reports}
 
 
-def test_list_of_crashes_says_which_are_skipped(crashed):
-    rows = json.loads(crashed.say("ls", "--crashed", "--json").stdout)["crashed"]
+@of_crashed
+def test_list_of_crashes_says_which_are_skipped(crashed, run, settings):
+    settings(XDG_CONFIG_HOME=crashed.base / "config")
+    rows = json.loads(run("ls", "--crashed", "--json", crashed.cache).out)["crashed"]
     assert {row["kernel"]: row["stage"] for row in rows} == {
         kernel: crash["stage"] for kernel, crash in crashed.crashes.items()
     }
     assert all(row["skipped"] and os.path.isdir(row["report"]) for row in rows)
-    shown = crashed.say("ls", "--crashed").stdout
+    shown = run("ls", "--crashed", crashed.cache).out
     assert shown.count("(skipped)") == len(rows) and all(row["hash"][:16] in shown for row in rows)
-
-
-def test_nothing_to_forget_is_said(crashed):
-    said = crashed.say("forget", "0" * 64)
-    assert said.returncode == 1 and "no kernel of the hash" in said.stderr
 
 
 def facts(hash, size=0):

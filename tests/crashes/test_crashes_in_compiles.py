@@ -2,63 +2,71 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 
 import pytest
 
 from crashes import crash_scenes
+from crashes.conftest import FAULTY
 from crashes.crash_names import DEADLY
 
 STOCK = {"SAFECACHE": "0"}
+# What each process that compiles with Triton has of the service.
+ASKED = ["safecache.isolation", "safecache.isolation.asked"]
+ENDINGS = {name: ("signal", 6, stage) for name, stage in DEADLY.items()}
+ENDINGS |= {"recovered": ("recovered", None, "ttgir"), "empty-module": ("signal", 11, "source")}
+of_crashed = pytest.mark.xdist_group("crashed")
 
 
-@pytest.mark.parametrize("binary_only", ["0", "1"], ids=["all-stored", "binary-only"])
-@pytest.mark.parametrize("name", DEADLY)
-def test_abort_of_the_compiler_is_an_error_that_says_in_which_stage(home, name, binary_only):
-    answer = home.compile(name, "sound", env={"TRITON_STORE_BINARY_ONLY": binary_only})
-    crash, sound = answer.result
-    assert crash["error"] == "TritonCompileCrash"
-    assert (crash["how"], crash["signal"], crash["stage"]) == ("signal", 6, DEADLY[name])
-    assert (
-        crash["kernel"] == name.replace("-", "_") and crash["config"]["N"] == 128 and crash["config"]["num_warps"] == 4
-    )
-    assert "hash" in sound and answer.stats["compile crashed"] == 1
+@of_crashed
+def test_crash_of_the_compiler_is_an_error_that_says_in_which_stage(crashed):
+    answer = crashed.answer
+    for crash, ending in zip(answer.result, ENDINGS.values(), strict=False):
+        assert crash["error"] == "TritonCompileCrash" and crash["survives pickling"]
+        assert (crash["how"], crash["signal"], crash["stage"]) == ending
+    for crash, name in zip(answer.result, DEADLY, strict=False):
+        assert crash["kernel"] == name.replace("-", "_")
+        assert crash["config"]["N"] == 128 and crash["config"]["num_warps"] == 4
+    assert "hash" in answer.result[-1] and answer.stats["compile crashed"] == len(ENDINGS)
+    assert [message.count("crashed on kernel") for message in answer.warnings] == [1] * len(ENDINGS)
 
 
-def test_signal_caught_in_a_pass_is_a_crash_too(home):
-    [crash] = home.compile("recovered").result
-    assert (crash["error"], crash["how"], crash["signal"], crash["stage"]) == (
-        "TritonCompileCrash",
-        "recovered",
-        None,
-        "ttgir",
-    )
+@of_crashed
+def test_crash_is_the_same_in_strict_mode_and_where_binaries_alone_are_stored(crashed, home):
+    """As Helion's autotuner has it."""
+    *crashes, sound = home.compile(
+        *DEADLY, "sound", env={"TRITON_STORE_BINARY_ONLY": "1", "SAFECACHE_STRICT": "1"}
+    ).result
+    assert "hash" in sound
+    for crash in crashes:
+        full = crashed.crashes[crash["kernel"]]
+        assert all(crash[what] == full[what] for what in ("error", "how", "signal", "stage"))
+        assert sorted(os.listdir(crash["report"])) == sorted(os.listdir(full["report"]))
+    assert "kernel.llir" in os.listdir(crashes[-1]["report"])
 
 
-def test_death_of_the_parser_is_a_crash_too(home):
-    [crash] = home.compile("empty-module").result
-    assert (crash["error"], crash["how"], crash["signal"], crash["stage"]) == (
-        "TritonCompileCrash",
-        "signal",
-        11,
-        "source",
-    )
-
-
-@pytest.mark.parametrize("stage", ["ttir", "ttgir"])
-def test_file_of_ir_is_compiled_apart_once_as_stock_does(home, stage):
-    cold = home.run(crash_scenes.compile_ir, stage=stage)
-    warm = home.run(crash_scenes.compile_ir, stage=stage)
-    assert cold.stats["compiled in isolation"] == 2 and cold.children == 1
+@of_crashed
+def test_what_is_compiled_apart_is_what_stock_compiles_under_the_same_key(crashed, home):
+    """From source and from files of IR; and errors are those of stock."""
+    what = {"scene": crash_scenes.compile_ir, "stages": ["ttir", "ttgir"]}
+    cold = home.run(**what)
+    assert cold.stats["compiled in isolation"] == 3 and cold.children == 1
+    warm = home.run(**what)
     assert warm.children == 0 and "compiled in isolation" not in warm.stats
+    [sound] = (of_source := home.compile("sound")).result
+    assert sound == cold.result["sound"] and of_source.children == 0
+    assert of_source.imported == [*ASKED, "safecache.isolation.early_start"]
+    stamps = {path: path.stat().st_mtime_ns for path in home.cache.rglob("*.cubin")}
+    assert cold.result == warm.result == home.run(**what, env=STOCK).result
+    assert stamps == {path: path.stat().st_mtime_ns for path in home.cache.rglob("*.cubin")} != {}
     shutil.rmtree(home.cache)
-    assert cold.result == warm.result == home.run(crash_scenes.compile_ir, stage=stage, env=STOCK).result
-
-
-def test_hang_ends_with_the_timeout(home):
-    [crash] = home.compile("hang", env={"SAFECACHE_COMPILE_TIMEOUT": "2"}).result
-    assert (crash["error"], crash["how"]) == ("TritonCompileCrash", "timeout")
-    assert "more than 2 s" in crash["text"] and "SAFECACHE_ISOLATE=1,timeout=" in crash["text"]
+    stock = home.run(**what, names=[*FAULTY], env=STOCK).result
+    assert cold.result == {name: stock[name] for name in cold.result}
+    for (name, error), ours in zip(FAULTY.items(), crashed.answer.result[len(ENDINGS) :], strict=False):
+        assert ours["error"] == stock[name]["error"] == error
+        assert ours["text"].splitlines()[0] == stock[name]["text"].splitlines()[0]
+    assert len(crashed.reports) == len(crashed.notes) == len(ENDINGS)
 
 
 def test_want_of_memory_ends_with_the_limit(home):
@@ -67,72 +75,25 @@ def test_want_of_memory_ends_with_the_limit(home):
     assert "more than 1.0 GB" in crash["text"] and "SAFECACHE_ISOLATE=1,memory=" in crash["text"]
 
 
-@pytest.mark.parametrize(("name", "error"), [("wrong-instruction", "PTXASError"), ("wrong-types", "CompilationError")])
-def test_ordinary_failure_is_the_error_of_stock(home, name, error):
-    [ours] = home.compile(name).result
-    [stock] = home.compile(name, env=STOCK).result
-    assert ours["error"] == stock["error"] == error
-    assert ours["text"].splitlines()[0] == stock["text"].splitlines()[0]
-    assert home.reports == home.notes == []
-
-
-def test_what_is_compiled_apart_is_what_stock_compiles_under_the_same_key(home):
-    [ours] = home.compile("sound").result
-    shutil.rmtree(home.cache)
-    [stock] = home.compile("sound", env=STOCK).result
-    assert ours == stock
-
-
-def test_stock_reads_what_was_compiled_apart(home):
-    home.compile("sound")
-    stamps = {path: path.stat().st_mtime_ns for path in home.cache.rglob("*.cubin")}
-    home.compile("sound", env=STOCK)
-    assert stamps == {path: path.stat().st_mtime_ns for path in home.cache.rglob("*.cubin")} != {}
-
-
-# What each process that compiles with Triton has of the service.
-ASKED = ["safecache.isolation", "safecache.isolation.asked"]
-
-
-def test_warm_start_starts_no_process_and_imports_nothing(home):
-    cold = home.compile("sound")
-    warm = home.compile("sound")
-    assert cold.stats["compiled in isolation"] == 1 and cold.children == 1
-    assert warm.result == cold.result and "compiled in isolation" not in warm.stats
-    assert warm.children == 0 and warm.imported == [*ASKED, "safecache.isolation.early_start"]
-
-
 def test_without_the_setting_nothing_is_isolated(home):
     answer = home.compile("sound", env={"SAFECACHE_ISOLATE": "0"})
-    assert (
-        "hash" in answer.result[0]
-        and answer.children == 0
-        and answer.imported == ASKED
-        and "compiled in isolation" not in answer.stats
-    )
+    assert "hash" in answer.result[0] and "compiled in isolation" not in answer.stats
+    assert answer.children == 0 and answer.imported == ASKED
 
 
-def test_crash_is_said_once_for_each_kernel(home):
-    answer = home.compile("unknown-operand", "narrow-register")
-    assert [message.count("crashed on kernel") for message in answer.warnings] == [1, 1]
-
-
-def test_crash_is_a_crash_in_strict_mode_too(home):
-    [crash] = home.compile("unknown-operand", env={"SAFECACHE_STRICT": "1"}).result
-    assert crash["error"] == "TritonCompileCrash"
-
-
-@pytest.mark.parametrize("variable", ["TRITON_ALWAYS_COMPILE", "TRITON_KERNEL_DUMP", "TRITON_KERNEL_OVERRIDE"])
-def test_what_needs_this_process_stays_in_it_with_its_reason(home, variable):
-    answer = home.compile("sound", "sound", env={variable: "1", "TRITON_HOME": str(home.base)})
+def test_what_needs_this_process_stays_in_it_with_its_reason(home):
+    answer = home.compile("sound", "sound", env={"TRITON_ALWAYS_COMPILE": "1"})
     assert answer.children == 0
     [message] = answer.warnings
-    assert variable in message and "not isolated" in message
+    assert "TRITON_ALWAYS_COMPILE" in message and "not isolated" in message
 
 
-def test_error_survives_pickling(home):
-    told = home.run(crash_scenes.pickled, name="unknown-operand").result
-    assert told["before"] == told["after"] and told["same"]
+def test_what_cannot_be_isolated_is_compiled_here_with_one_reason(home):
+    answer = home.run(crash_scenes.compile_what_cannot_be_isolated)
+    assert all("hash" in result for result in answer.result) and "compiled in isolation" not in answer.stats
+    assert len(answer.warnings) == 2
+    for message, reason in zip(answer.warnings, ("sys.executable", "add_stages_inspection_hook"), strict=True):
+        assert reason in message and "not isolated" in message
 
 
 def test_threads_compile_apart_at_once(home):
@@ -156,20 +117,6 @@ def test_compile_worker_of_inductor_compiles_by_itself(home):
 def test_compile_worker_of_inductor_has_compiles_apart_if_told_so(home):
     answer = home.run(crash_scenes.compile_in_a_compile_worker, names=["sound"], env={"SAFECACHE_ISOLATE": "workers"})
     assert answer.stats["compiled in isolation"] == 1
-
-
-@pytest.mark.parametrize(
-    ("scene", "reason"),
-    [
-        (crash_scenes.compile_with_a_hook_in_the_stages, "add_stages_inspection_hook"),
-        (crash_scenes.compile_without_an_interpreter, "sys.executable"),
-    ],
-)
-def test_what_cannot_be_isolated_is_compiled_here_with_one_reason(home, scene, reason):
-    answer = home.run(scene, names=["sound", "sound"])
-    assert all("hash" in result for result in answer.result) and "compiled in isolation" not in answer.stats
-    [message] = answer.warnings
-    assert reason in message and "not isolated" in message
 
 
 def test_ptxas_that_is_set_in_the_middle_is_used_and_the_keys_are_those_of_stock(home):

@@ -5,25 +5,15 @@ from __future__ import annotations
 from crashes import tuning_scenes
 
 
-def test_listener_hears_of_a_compile_and_then_of_a_hit(home):
-    first = home.run(tuning_scenes.listen, names=["sound", "sound"])
-    assert first.stats["compiled in isolation"] == 1, first.stats
-    [compiled, hit] = first.result["heard"]
-    assert compiled[:2] == ["scale", False] and hit[:2] == ["scale", True] and hit[4:] == compiled[4:]
-    assert compiled[2] == ["ttir", "ttgir", "llir", "ptx", "cubin"] and compiled[3] is True and hit[2] == []
-    assert len(set(first.result["hashes"])) == 1
-
-
-def test_listener_hears_the_same_in_stock(home):
-    ours = home.run(tuning_scenes.listen, names=["sound"])
-    stock = home.run(
-        tuning_scenes.listen,
-        names=["sound"],
-        env={"SAFECACHE": "0", "TRITON_CACHE_DIR": str(home.base / "other")},
-    )
-    assert ours.result == stock.result
-
-
-def test_listener_hears_of_a_file_of_ir(home):
-    heard = home.run(tuning_scenes.listen_to_ir).result  # of the kernel, and then of the file; twice
-    assert [hit for _, hit in heard] == [False, False, True, True]
+def test_listener_hears_of_a_compile_and_then_of_a_hit_as_in_stock(home):
+    ours = home.run(tuning_scenes.listen)
+    assert ours.stats["compiled in isolation"] == 2, ours.stats
+    kernel, file, kernel_again, file_again = ours.result["heard"]
+    for compiled, hit in ((kernel, kernel_again), (file, file_again)):
+        assert (compiled[1], hit[1]) == (False, True) and hit[4:] == compiled[4:]
+        assert compiled[2][-4:] == ["ttgir", "llir", "ptx", "cubin"] and hit[2] == []
+    assert kernel[0] == "scale" and kernel[2][0] == "ttir" and kernel[3] is True
+    first, second = ours.result["compiled"]
+    assert first == second
+    env = {"SAFECACHE": "0", "TRITON_CACHE_DIR": str(home.base / "other")}
+    assert home.run(tuning_scenes.listen, env=env).result == ours.result

@@ -14,8 +14,7 @@ ONE_BY_ONE = {"SAFECACHE_PREFETCH": "0"}
 
 
 def tuned(home, scene=tuning_scenes.tune, env=None, **arguments):
-    answer = home.run(scene, env=env, **arguments)
-    return answer
+    return home.run(scene, env=env, **arguments)
 
 
 def cached(home):
@@ -87,26 +86,22 @@ def test_users_functions_are_called_as_without_and_choose_what_is_compiled(home,
     assert logs[0] == logs[1]
 
 
-def test_heuristics_are_asked_for_what_they_choose(home):
-    log = tuned(home, tuning_scenes.tune_with_heuristics, kinds=[SOUND, SOUND_TOO, 4]).result["log"]
-    assert runs(log) == [3]
-
-
-@pytest.mark.parametrize(
-    "how",
-    [{"scene": tuning_scenes.tune_with_hooks_of_the_kernel}, {"hooked": True, "descriptor": True}],
-    ids=["kernel", "shape"],
-)
-def test_nothing_is_compiled_ahead_where_a_hook_has_a_say(home, how):
-    log = tuned(home, kinds=[SOUND, SOUND_TOO, 4], **how).result["log"]
-    assert runs(log) == [1, 1, 1]
-    assert log.count("before the run") in (0, 4)
-
-
-def test_hook_of_a_configuration_is_called_in_its_turn(home):
-    log = tuned(home, kinds=[SOUND, SOUND_TOO, 4], hooked=True).result["log"]
+def test_heuristics_are_asked_and_hooks_called_in_their_turn(home):
+    """Nothing is compiled ahead where a hook has a say."""
+    logs = home.run(tuning_scenes.tune_with_hooks).result
+    assert {name: runs(log) for name, log in logs.items()} == {
+        "heuristics": [3],
+        "kernel": [1, 1, 1],
+        "shape": [1, 1, 1],
+        "configuration": [3],
+    }
+    assert logs["kernel"].count("before the run") == 4
+    log = logs["configuration"]
     assert log.count("its own") == 4 and log[:3] == ["bench", "its own", "compile"]
-    assert runs(log) == [3]
+
+
+def test_only_configuration_that_crashes_is_the_users_error(home):
+    assert home.run(tuning_scenes.tune_what_crashes, kind=DEADLY).result == "TritonCompileCrash"
 
 
 @pytest.mark.parametrize("error", ["ValueError", "KeyboardInterrupt"])

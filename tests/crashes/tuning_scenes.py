@@ -37,9 +37,10 @@ class Descriptor(Integers):
 @contextlib.contextmanager
 def stand_ins():
     """For the GPU; and what the service is given is in the log."""
-    import crashing_kernels
     from triton.compiler.compiler import CompiledKernel
     from triton.runtime import autotuner, jit
+
+    from crashes import crashing_kernels
 
     device = SimpleNamespace(
         get_current_device=lambda: 0,
@@ -77,8 +78,9 @@ def said(what, result=None):
 
 
 def autotuned(kinds, hooked=False, **how):
-    import crashing_kernels
     import triton
+
+    from crashes import crashing_kernels
 
     hooks = {"pre_hook": said("its own")} if hooked else {}
     configs = [triton.Config({"KIND": kind}, num_warps=4, **hooks) for kind in kinds]
@@ -122,15 +124,15 @@ def tune_with_everything(kinds):
 
 
 def tune_with_heuristics(kinds):
-    import crashing_kernels
     import triton
+
+    from crashes import crashing_kernels
 
     configs = [triton.Config({"KIND": kind}, num_warps=4) for kind in kinds]
     kernel = triton.heuristics({"N": lambda named: 128})(crashing_kernels.some_configurations)
     kernel = triton.autotune(configs=configs, key=[])(kernel)
     with stand_ins():
         kernel[(1,)](Integers(), Integers())
-    return {"log": log, "best": kernel.best_config.kwargs["KIND"]}
 
 
 def tune_with_hooks_of_the_kernel(kinds):
@@ -139,7 +141,31 @@ def tune_with_hooks_of_the_kernel(kinds):
     kernel.fn.add_pre_run_hook(lambda *rest, **named: log.append("before the run"))
     with stand_ins():
         launch(kernel)
-    return {"log": log}
+    kernel.fn.pre_run_hooks.pop()
+
+
+def tune_with_hooks():
+    """The log of each tuning, of configurations that no other one has compiled."""
+    tunings = {
+        "heuristics": lambda: tune_with_heuristics([0, 3, 4]),
+        "kernel": lambda: tune_with_hooks_of_the_kernel([5, 6, 7]),
+        "shape": lambda: tune([8, 9, 10], hooked=True, descriptor=True),
+        "configuration": lambda: tune([11, 12, 13], hooked=True),
+    }
+    logs = {}
+    for name, tuned in tunings.items():
+        log.clear()
+        tuned()
+        logs[name] = list(log)
+    return logs
+
+
+def tune_what_crashes(kind):
+    """With nothing else to choose from."""
+    try:
+        tune([kind])
+    except Exception as error:
+        return type(error).__name__
 
 
 def tune_until(kinds, error):
@@ -163,8 +189,8 @@ def tune_until(kinds, error):
     return {"log": log, "threads": _threads()}
 
 
-def listen(names):
-    """What a listener hears of compiles."""
+def listen():
+    """What a listener hears of compiles, of a kernel and of a file with its IR, twice."""
     import triton
 
     heard = []
@@ -175,25 +201,15 @@ def listen(names):
         heard.append([src.name, cache_hit, stages, times_are_known, metadata["num_warps"], sorted(metadata_group)])
 
     triton.knobs.compilation.listener = listener
-    compiled = crash_scenes.compile_each(names)
-    return {"heard": heard, "hashes": [each["hash"] for each in compiled]}
-
-
-def listen_to_ir():
-    """Of the kernel, and then of the file, twice."""
-    import triton
-
-    heard = []
-    triton.knobs.compilation.listener = lambda *, src, cache_hit, **rest: heard.append([src.name, cache_hit])
-    for _ in range(2):
-        crash_scenes.compile_ir("ttir")
-    return heard
+    compiled = [crash_scenes.compile_ir(["ttir"]) for _ in range(2)]
+    return {"heard": heard, "compiled": compiled}
 
 
 def start_when_cold():
     """In which order the server is started and keys are computed."""
-    import crashing_kernels
     import triton
+
+    from crashes import crashing_kernels
 
     begun, real = client.Service.start, triton.runtime.cache.triton_key
 

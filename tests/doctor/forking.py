@@ -1,6 +1,7 @@
 """A process that has imported the command and runs it in forks, each with an environment and a PYTHONPATH of its own.
 
-Reads one JSON request a line, {"arguments", "environment", "output", "errors"}, and answers with the exit code.
+Reads one JSON request a line, {"arguments", "environment", "without", "output", "errors"}, and answers with the exit
+code. ``without``: checks that are not made.
 """
 
 from __future__ import annotations
@@ -9,14 +10,22 @@ import json
 import os
 import sys
 import traceback
+from contextlib import suppress
 
 from safecache.cli import doctor  # noqa: F401
 from safecache.cli.main import main
+from safecache.doctor.examination import CHECKS
+
+with suppress(ImportError):  # once, for all of them
+    import redis  # noqa: F401
 
 
 def run(request):
     os.environ.clear()
     os.environ.update(request["environment"])
+    os.umask(0o022)
+    for check in request["without"]:
+        del CHECKS[check]
     sys.path[:0] = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     for number, name in ((1, "output"), (2, "errors")):
         os.dup2(os.open(request[name], os.O_WRONLY), number)

@@ -9,8 +9,6 @@ import sys
 import pytest
 from conftest import SOURCE
 
-from safecache.places.layout import entry_name
-
 pytestmark = pytest.mark.default_release
 
 
@@ -33,18 +31,3 @@ def test_cache_of_safecache_has_nothing_wrong_until_an_entry_is_damaged(warm):
     path.write_bytes(content)
     found = findings(warm, "--no-import")
     assert str(path) in found["damaged-entries"]["evidence"] and "entries" not in found
-
-
-def test_cache_of_stock_torch_can_be_adopted(home):
-    assert home.run(stock=True).ok
-    home.keys.mkdir(parents=True, mode=0o700)
-    (home.keys / "sealing.key").write_text("k" * 64)
-    (home.keys / "sealing.key").chmod(0o600)
-    found = findings(home, "--no-import")["unsealed-entries"]
-    assert found["remedy"].startswith(f"safecache adopt {home.cache}")
-    assert all(path.name == entry_name(path.read_bytes()) for path in home.aot_entries)
-    adopt = [sys.executable, "-m", "safecache", "adopt", str(home.cache)]
-    assert (
-        subprocess.run(adopt, env=home.environment | {"PYTHONPATH": str(SOURCE)}, capture_output=True).returncode == 0
-    )
-    assert "unsealed-entries" not in findings(home, "--no-import")

@@ -29,6 +29,7 @@ def test_worst_comes_first_and_all_in_the_same_order_each_time(machine):
 
 def test_table_for_people_has_the_same_with_a_line_of_summary(machine):
     env = {"TRITON_ALWAYS_COMPILE": "1", "CC": "/no\x1b[2J/cc", "COLUMNS": "300"}
+    machine.checks_compilers = True
     said = machine.run("--no-import", env=env)
     assert said.returncode == 1 and "\x1b" not in said.stdout and r"/no\x1b[2J/cc" in said.stdout
     assert said.stdout.index("no-compiler") < said.stdout.index("cache-disabled") < said.stdout.index("versions")

@@ -18,7 +18,7 @@ def test_refused_setting_is_a_finding_and_keeps_nothing_else_from_being_looked_a
     report = machine.examine(env={"SAFECACHE_TRUST": "everybody", "SAFECACHE_STRICT": "1"})
     found = report.one("bad-setting", "error")
     assert "SAFECACHE_TRUST='everybody'" in found["evidence"] and found["remedy"] == "unset SAFECACHE_TRUST"
-    assert report.code == 1 and {"versions", "behaviour", "compilers"} <= report.codes
+    assert report.code == 1 and {"versions", "behaviour", "user"} <= report.codes
 
 
 def test_misspelt_setting_is_named_with_the_one_that_was_meant(machine):

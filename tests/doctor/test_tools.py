@@ -24,6 +24,7 @@ def tools(machine):
     place = machine.base / "tools"
     place.mkdir()
     machine.environment["PATH"] = str(place)
+    machine.checks_compilers = True
     return place
 
 
@@ -42,6 +43,7 @@ def test_missing_compilers_are_named_with_the_packages(machine, tools):
 
 
 def test_compiler_that_a_variable_names_and_is_not_there(machine):
+    machine.checks_compilers = True
     found = machine.examine(env={"CC": "/nowhere/cc"}).one("no-compiler", "error")
     assert "CC=/nowhere/cc is not found" in found["evidence"]
 
@@ -56,6 +58,7 @@ def test_compiler_that_is_half_installed(machine, tools):
 @needs_root
 def test_missing_header_of_python(machine):
     """The directory of the headers is hidden by an empty one, for this process alone."""
+    machine.checks_compilers = True
     include = sysconfig.get_paths()["include"]
     hide = ["unshare", "-m", "sh", "-c", f'mount -t tmpfs none {os.path.realpath(include)}; exec "$@"', "sh"]
     found = machine.examine(within=hide).one("no-python-headers", "error")
@@ -65,6 +68,7 @@ def test_missing_header_of_python(machine):
 def test_compiler_that_links_its_own_runtime_into_each_library(machine):
     """An AOTInductor package that it builds crashes where it is loaded (seen with torch 2.11 and 2.13)."""
     compiler = program(machine.base / "g++", f'exec {shutil.which("g++")} "$@" -static-libstdc++')
+    machine.checks_compilers = True
     found = machine.examine(env={"CXX": compiler}).one("static-libstdcxx", "warning")
     assert str(compiler) in found["evidence"] and "export CXX=" in found["remedy"]
     assert "static-libstdcxx" not in machine.examine().codes

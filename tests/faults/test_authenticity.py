@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import cycle
+
 import pytest
 from conftest import WARM
 from scenes import authenticity_scenes
@@ -19,6 +21,7 @@ CELLS = [
     for sink, cell in row.items()
     if isinstance(cell, Reason) or cell is SAME_BYTES
 ]
+ATTACKS_ON_ENTRIES = list(zip([attack for attack in MATRIX if attack != "swap"], cycle(ENTRIES), strict=False))
 STRICTNESS = pytest.mark.parametrize("strict", [False, True], ids=["default", "strict"])
 
 
@@ -78,10 +81,9 @@ def test_attack_is_refused_for_its_reason(face, attack, sink, strict):
     assert cell["outcome"] == (made_anew if misses and not raised else error), cell
 
 
-@pytest.mark.parametrize("kind", ENTRIES)
-@pytest.mark.parametrize("attack", [attack for attack in MATRIX if attack != "swap"])
+@pytest.mark.parametrize(("attack", "kind"), ATTACKS_ON_ENTRIES)
 def test_attack_on_entries_that_another_process_compiles_with(warm, attack, kind):
-    """All the way: the compile goes on, and is right."""
+    """All the way: the compile goes on, and is right. Each attack is on entries of the one kind or of the other."""
     planted = warm.run(authenticity_scenes.plant_in_entries, attack=attack, kind=kind, directory=str(warm.base))
     assert planted.ok and planted.result == (1 if kind == "aot" else 2), planted
     trust = {"SAFECACHE_TRUST": "private" if attack == "open ancestor" else "signed"}

@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 import pytest
-from helpers.together import Together, said
+from helpers.together import said
+
+from faults import compiling
 
 pytestmark = pytest.mark.default_release
 
 pytest.importorskip("triton")
 
-RUN = """
-from scenes import kernel_scenes, model_scenes
-for _ in range(3):
-    kernel_scenes.compile_kernel()
-kernel_scenes.build_module()
-model_scenes.compile_model()
-y = x
-"""
-
 
 # Alone, each compiles all of it.
 @pytest.mark.parametrize("single_flight", ["0", "1"])
 def test_strict_processes_that_compile_at_once_refuse_nothing(home, single_flight):
-    with Together(home, 3, RUN, SAFECACHE_STRICT="1", SAFECACHE_SINGLE_FLIGHT=single_flight) as processes:
-        processes.begin()
-        answers = processes.answers()
-    assert not said(answers) and all("unsealed" not in answer["stats"] for answer in answers), answers
+    env = {"SAFECACHE_SINGLE_FLIGHT": single_flight}
+    answer = home.run(compiling.compile_all_at_once, processes=3, strict=True, env=env)
+    assert answer.ok and len(answer.result) == 3, answer
+    assert not any(each["error"] for each in answer.result) and not said(answer.result), answer
+    assert all("unsealed" not in each["stats"] and each["stats"] for each in answer.result), answer

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,16 +14,32 @@ from conftest import WARM
 from scenes import model_scenes, trial_scenes
 from scenes.trial_scenes import COMPLAIN, FAIL, INTERRUPT, KILL, KILL_IF_TOLD, RUN_OUT, SEGFAULT
 
+pytestmark = pytest.mark.xdist_group("crash loops")
+
+
+@pytest.fixture(scope="module")
+def inferred(new_home):
+    """A home whose cache has the entries of the model."""
+    home = new_home()
+    answer = infer(home)
+    assert answer.ok, answer
+    return home
+
 
 @pytest.fixture
-def planted(home):
+def good(home, inferred):
+    shutil.copytree(inferred.base, home.base, dirs_exist_ok=True, symlinks=True)
+    return home
+
+
+@pytest.fixture
+def planted(good):
     """A home whose cache has entries of the model that do something else first."""
 
     def plant(what, where="run"):
-        assert home.run(trial_scenes.infer).ok
-        spoiled = home.run(trial_scenes.spoil, what=what, where=where)
+        spoiled = good.run(trial_scenes.spoil, what=what, where=where)
         assert spoiled.ok and spoiled.result, spoiled
-        return home
+        return good
 
     return plant
 
@@ -54,13 +71,9 @@ def is_warm(answer):
     return answer.ok and answer.result["hits"] == 1 and not answer.warnings
 
 
-def test_stock_torch_dies_each_time(planted):
+def test_stock_torch_dies_each_time_and_so_does_safecache_without_trials(planted):
     home = planted(SEGFAULT)
     assert [died_of(infer(home, stock=True)) for _ in range(3)] == [signal.SIGSEGV] * 3
-
-
-def test_without_trials_each_process_dies(planted):
-    home = planted(SEGFAULT)
     assert [died_of(infer(home, env={"SAFECACHE_TRIALS": "0"})) for _ in range(3)] == [signal.SIGSEGV] * 3
     assert not home.quarantined
 
@@ -81,16 +94,15 @@ def test_entry_that_ends_the_process_ends_one(planted, where, strict):
     assert is_warm(again), again
 
 
-def test_each_library_that_ends_the_process_when_it_is_loaded_ends_one(home):
+def test_each_library_that_ends_the_process_when_it_is_loaded_ends_one(good):
     """The second is met by the compile that the first has led to."""
-    assert infer(home).ok
-    number = home.run(trial_scenes.spoil_libraries).result
+    number = good.run(trial_scenes.spoil_libraries).result
     assert number == 2
-    assert [died_of(infer(home)) for _ in range(number)] == [signal.SIGSEGV] * number
-    answer = infer(home)
+    assert [died_of(infer(good)) for _ in range(number)] == [signal.SIGSEGV] * number
+    answer = infer(good)
     assert is_cold(answer), answer
-    assert [path for path in home.quarantined if ".so." in path.name]
-    assert is_warm(infer(home))
+    assert [path for path in good.quarantined if ".so." in path.name]
+    assert is_warm(infer(good))
 
 
 def test_backward_graph_that_ends_the_process_ends_one(warm):
@@ -142,9 +154,8 @@ def test_faulthandler_of_the_program_is_left_to_it(planted):
     assert is_cold(answer) and answer.result["faulthandler"], answer
 
 
-def test_faulthandler_is_as_it_was_after_a_trial(home):
-    assert infer(home).ok
-    answer = infer(home)
+def test_faulthandler_is_as_it_was_after_a_trial(good):
+    answer = infer(good)
     assert is_warm(answer) and not answer.result["faulthandler"], answer
 
 
@@ -220,16 +231,14 @@ def test_entry_in_a_cache_that_cannot_be_written_is_passed_over(planted):
         assert len(said) == 1 and len(answer.warnings) == 2, answer
 
 
-def test_nothing_is_left_of_a_trial_from_the_second_run_on(home):
-    assert infer(home).ok
-    answer = home.run(trial_scenes.infer_twice)
+def test_nothing_is_left_of_a_trial_from_the_second_run_on(good):
+    answer = good.run(trial_scenes.infer_twice)
     assert answer.ok and answer.result[0] == "safecache.trials.first_runs", answer
     assert not any(module.startswith("safecache") for module in answer.result[1:]), answer
 
 
-def test_process_that_was_killed_later_leaves_nothing_against_the_cache(home):
-    assert infer(home).ok
+def test_process_that_was_killed_later_leaves_nothing_against_the_cache(good):
     for _ in range(2):  # each ends without what atexit does
-        answer = infer(home, files=True)
+        answer = infer(good, files=True)
         assert is_warm(answer) and answer.result["markers"] == [[]], answer
-    assert not home.quarantined and not struck_keys(home)
+    assert not good.quarantined and not struck_keys(good)

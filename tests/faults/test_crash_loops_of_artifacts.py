@@ -10,6 +10,8 @@ import pytest
 from scenes import artifact_scenes, trial_scenes
 from scenes.trial_scenes import FAIL, KILL, KILL_IF_TOLD, SEGFAULT
 
+pytestmark = pytest.mark.xdist_group("crash loops of artifacts")
+
 KINDS = {
     "function": (artifact_scenes.save_function, artifact_scenes.load_function),
     "model": (artifact_scenes.save_model, artifact_scenes.load_model),
@@ -17,6 +19,10 @@ KINDS = {
     "standalone ahead of time, as a file": (artifact_scenes.save_bundled_as_file, artifact_scenes.load_standalone),
     "standalone": (artifact_scenes.save_standalone, artifact_scenes.load_standalone),
 }
+
+
+# One by each way to load: what is counted, and when, does not depend on what is loaded.
+WAYS = ["function", "standalone ahead of time, as a file", "standalone"]
 
 
 class Artifact:
@@ -34,9 +40,13 @@ class Artifact:
         return self.home.run(self.load, path=self.path, **how)
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture
 def artifact(request, home):
     return Artifact(home, request.param)
+
+
+EACH_KIND = pytest.mark.parametrize("artifact", KINDS, indirect=True)
+EACH_WAY = pytest.mark.parametrize("artifact", WAYS, indirect=True)
 
 
 def died_of(answer):
@@ -47,31 +57,31 @@ def is_refused(answer):
     return answer.error == "RefusedArtifactError" and "refused " in answer.messages[0]
 
 
-def test_stock_torch_dies_each_time(artifact):
+@EACH_KIND
+def test_artifact_that_ends_the_process_ends_one(artifact, tmp_path):
+    """Stock torch dies each time, and so does safecache without trials."""
     artifact.make(SEGFAULT)
     assert [died_of(artifact.use(stock=True)) for _ in range(2)] == [signal.SIGSEGV] * 2
-
-
-@pytest.mark.parametrize("strict", [False, True], ids=["default", "strict"])
-def test_artifact_that_ends_the_process_ends_one(artifact, strict):
-    artifact.make(SEGFAULT)
-    assert died_of(artifact.use(strict=strict)) == signal.SIGSEGV
-    if strict:
-        answer = artifact.use(strict=strict)
-        assert "EntryRefusedError" in answer.errors and "Segmentation fault" in " ".join(answer.messages), answer
-    for _ in range(2):
-        answer = artifact.use(strict=strict)
-        assert is_refused(answer), answer
-    artifact.make()
-    assert artifact.use(strict=strict).ok
-
-
-def test_without_trials_each_process_dies(artifact):
-    artifact.make(SEGFAULT)
     off = {"SAFECACHE_TRIALS": "0"}
     assert [died_of(artifact.use(env=off)) for _ in range(2)] == [signal.SIGSEGV] * 2
+    shutil.copytree(artifact.home.base, tmp_path / "before", symlinks=True)
+    assert died_of(artifact.use(strict=True)) == signal.SIGSEGV
+    answer = artifact.use(strict=True)
+    assert "EntryRefusedError" in answer.errors and "Segmentation fault" in " ".join(answer.messages), answer
+    answer = artifact.use(strict=True)
+    assert is_refused(answer), answer
+
+    shutil.rmtree(artifact.home.base)
+    shutil.copytree(tmp_path / "before", artifact.home.base, symlinks=True)
+    assert died_of(artifact.use()) == signal.SIGSEGV
+    for _ in range(2):
+        answer = artifact.use()
+        assert is_refused(answer), answer
+    artifact.make()
+    assert artifact.use(strict=True).ok
 
 
+@EACH_WAY
 def test_death_of_which_nothing_is_left_counts_once_it_happens_again(artifact):
     artifact.make(KILL)
     assert [died_of(artifact.use()) for _ in range(2)] == [signal.SIGKILL] * 2
@@ -79,9 +89,8 @@ def test_death_of_which_nothing_is_left_counts_once_it_happens_again(artifact):
     assert is_refused(answer), answer
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if "file" not in kind])
-def test_exception_of_the_code_itself_has_it_refused(home, kind):
-    artifact = Artifact(home, kind)
+@pytest.mark.parametrize("artifact", [kind for kind in KINDS if "file" not in kind], indirect=True)
+def test_exception_of_the_code_itself_has_it_refused(artifact):
     artifact.make(FAIL)
     answer = artifact.use()
     assert answer.error == "AssertionError" and "expected size 8 == 9" in answer.messages[0], answer
@@ -90,6 +99,7 @@ def test_exception_of_the_code_itself_has_it_refused(home, kind):
     assert is_refused(answer), answer
 
 
+@EACH_WAY
 def test_artifact_that_crashes_again_once_it_was_compiled_anew_is_not_tried_a_third_time(artifact):
     for _ in range(2):
         artifact.make(SEGFAULT)
@@ -99,6 +109,7 @@ def test_artifact_that_crashes_again_once_it_was_compiled_anew_is_not_tried_a_th
     assert is_refused(answer), answer
 
 
+@EACH_WAY
 def test_nothing_is_left_against_an_artifact_that_runs_well(artifact):
     artifact.make(KILL_IF_TOLD)
     for _ in range(3):
@@ -122,9 +133,10 @@ def test_precompile_entry_that_ends_the_process_is_compiled_anew_by_the_next(hom
 
 @pytest.fixture(scope="module")
 def packages(new_home, tmp_path_factory):
-    """Packages of AOTInductor, by what their code does first, and the home that they were made in."""
+    """Packages of AOTInductor, one that crashes and one that throws if it is told to, and the home they were made in."""
     home, base = new_home(), tmp_path_factory.mktemp("packages")
-    codes = {"crash": "*(volatile int*)0 = 0;", "throw": 'throw std::runtime_error("no");', "good": ""}
+    throw = 'if (std::getenv("TO_THROW")) throw std::runtime_error("no");'
+    codes = {"crash": "*(volatile int*)0 = 0;", "good": throw}
     paths = {name: str(base / f"{name}.pt2") for name in codes}
     for name, path in paths.items():
         made = home.run(trial_scenes.package_spoiled, path=path, what=codes[name])
@@ -162,7 +174,7 @@ def test_nothing_is_left_of_the_trial_of_a_package_from_the_second_run_on(packag
 def test_exception_in_the_first_run_of_a_package_counts_for_nothing(packages):
     home, paths = packages
     for _ in range(3):
-        answer = home.run(trial_scenes.run_package, path=paths["throw"])
+        answer = home.run(trial_scenes.run_package, path=paths["good"], env={"TO_THROW": "1"})
         assert answer.error == "RuntimeError" and not answer.warnings, answer
 
 

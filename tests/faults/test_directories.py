@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 from conftest import WARM, needs_root
 from scenes import model_scenes
@@ -33,7 +35,7 @@ def place(home, warm_template, request):
     home.environment["XDG_CONFIG_HOME"] = str(warm_template.base / "config")
     (home.base / "tmp").mkdir()
     if is_warm:
-        assert home.run().ok
+        shutil.copytree(warm_template.cache, home.cache, symlinks=True)
     return home
 
 
@@ -52,9 +54,13 @@ def test_result_comes_back_with_one_warning_and_the_next_process_recovers(place,
         assert len(answer.warnings) <= case.warnings, answer
         assert left_behind(place) == [], answer
         assert is_warm or answer.warnings or name == "temporary directory read-only", answer
-    first, second = place.run(), place.run()
-    assert first.ok and not first.warnings, first
-    assert second.ok and second.hits == WARM and not second.warnings, second
+    if not is_warm and not any(place.cache.glob("*")):
+        return  # nothing is left that a next process could stumble over
+    again = place.run()
+    assert again.ok and not again.warnings, again
+    if again.hits != WARM:
+        again = place.run()
+    assert again.hits == WARM and not again.warnings, again
 
 
 @pytest.mark.default_release

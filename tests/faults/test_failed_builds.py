@@ -117,21 +117,24 @@ print(default_cache_dir())
 
 @needs_root
 @pytest.mark.skipif(shutil.which("setpriv") is None, reason="needs setpriv(1)")
-@pytest.mark.parametrize("who", ["stock", "safecache"])
-def test_user_without_a_passwd_entry(home, zygote, who):
+def test_user_without_a_passwd_entry(home, zygote):
     """Only the capability to read is left to it, since the interpreter may lie where other users cannot go."""
     home.base.chmod(0o777)
     capability = "-all,+dac_read_search"
     user = ["setpriv", "--reuid=43210", "--regid=43210", "--clear-groups"]
     user += [f"--inh-caps={capability}", f"--ambient-caps={capability}", "--no-new-privs"]
     environment = {"PATH": "/usr/bin:/bin", "TMPDIR": str(home.base), "PYTHONPATH": str(Path(__file__).parents[2])}
-    done = subprocess.run(
-        [*user, sys.executable, "-c", IMPORT, who], env=environment, capture_output=True, text=True, timeout=120
-    )
-    if who == "stock" and tuple(map(int, zygote.torch.split(".")[:2])) < (2, 13):
+
+    def ask(who):
+        command = [*user, sys.executable, "-c", IMPORT, who]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+
+    # Newer torch by itself finds the name that is expected here.
+    if tuple(map(int, zygote.torch.split(".")[:2])) < (2, 13):
+        done = ask("stock")
         assert done.returncode == 1 and "KeyError: 'getpwuid(): uid not found: 43210'" in done.stderr, done
-    else:
-        assert done.stdout.splitlines()[-1:] == [f"{home.base}/torchinductor_uid_43210"], done
+    done = ask("safecache")
+    assert done.stdout.splitlines()[-1:] == [f"{home.base}/torchinductor_uid_43210"], done
 
 
 @pytest.mark.parametrize("stock", [True, False], ids=["stock", "safecache"])

@@ -1,105 +1,110 @@
 """A writer of Triton's cache that is killed at whatever system call leaves a whole group or none, and no file that stays.
 
-The calls of one file are those of the store, which test_killed_writers.py counts: here it is which file comes when.
+The calls of one file are those of the store, which test_killed.py counts: here it is which file comes when.
 """
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import shutil
 import subprocess
 import sys
 import time
+from collections import Counter, defaultdict
+from pathlib import Path
 
 import pytest
 from conftest import SOURCE
+from helpers.fresh import forget_kernels
+from helpers.in_process import isolated
+
+import safecache
+from safecache.code import triton_files
+from safecache.files import temporaries
+from safecache.reporting import events
+
+__all__ = ["isolated"]
 
 pytestmark = [
     pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed"),
     pytest.mark.default_release,
-    pytest.mark.timeout(1800),  # some hundred processes, on a machine that may be busy
 ]
 
-NAMES = ("k.cubin", "k.json")
+NAMES = ["k.cubin", "k.json"]
 START = "/where-it-starts"
-WRITE = f"""
-import json, os, sys
-from safecache.code import triton_files
-directory, version = sys.argv[1:]
-os.path.exists({START!r})
-for name in {NAMES!r}:
-    triton_files.put(directory, name, version.encode() * 3000)
-listed = {{name: os.path.join(directory, name) for name in {NAMES!r}}}
-triton_files.put(directory, "__grp__k.json", json.dumps({{"child_paths": listed}}).encode())
-"""
-READ = """
-import json, sys
-from safecache.reporting import events; from safecache.code import triton_files
-group = triton_files.get_group(sys.argv[1], "k.json")
-versions = group and [open(path).read()[:3] for path in group.values()]
-print(json.dumps([versions, events.counters().get("quarantined", 0)]))
-"""
-CALLS = ["mkdirat", "openat", "openat2", "write", "fsync", "renameat"]
+# Of those that there are many of, every so many-th.
+STEPS = {"mkdirat": 1, "openat": 8, "openat2": 1, "write": 1, "fsync": 5, "renameat": 1}
 
 
-@pytest.fixture
-def process(tmp_path):
-    def run(code, *arguments, strace=()):
-        trace = ["strace", "-f", "-qq", "-o", str(tmp_path / "trace"), *strace] if strace else []
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, [SOURCE, *sys.path[1:]]))}
-        environment |= {"SAFECACHE_FSYNC": "always", "PYTHONHASHSEED": "0", "XDG_CONFIG_HOME": str(tmp_path)}
-        command = [*trace, sys.executable, "-S", "-c", code, *map(str, arguments)]
-        return subprocess.run(command, env=environment, capture_output=True, text=True)
-
-    return run
+def write(directory, version, names):
+    for name in names:
+        triton_files.put(directory, name, version.encode() * 3000)
+    listed = {name: os.path.join(directory, name) for name in names}
+    triton_files.put(directory, "__grp__k.json", json.dumps({"child_paths": listed}).encode())
 
 
-def numbers(trace, call):
-    """Which of these calls, counted from the first of the process, come after the start."""
-    count, started = 0, []
-    has_started = False
+def read(directory):
+    """As a process that has just been started: the version of each file of the group."""
+    safecache.reset()
+    forget_kernels()
+    temporaries._reaped.reset()
+    group = triton_files.get_group(str(directory), "k.json")
+    return group and [Path(path).read_text()[:3] for path in group.values()]
+
+
+def write_in_process(directory, version, strace=()):
+    code = f"import json, os; from safecache.code import triton_files\n{inspect.getsource(write)}\n"
+    code += f"os.path.exists({START!r}); write({str(directory)!r}, {version!r}, {NAMES!r})"
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, [SOURCE, *sys.path[1:]]))}
+    environment |= {"SAFECACHE_FSYNC": "always", "PYTHONHASHSEED": "0"}
+    return subprocess.run([*strace, sys.executable, "-S", "-c", code], env=environment, capture_output=True, text=True)
+
+
+def points(trace):
+    """Calls that come after the start: each by its name, and its number among those of the whole process."""
+    counts, found, started = Counter(), defaultdict(list), False
     for line in trace.read_text().splitlines():
-        has_started = has_started or START in line
-        if f" {call}(" in line:
-            count += 1
-            started += [count] * has_started
-    return started
+        started = started or START in line
+        call = line.split()[1].partition("(")[0]
+        counts[call] += 1
+        if started and call in STEPS:
+            found[call].append(counts[call])
+    return [(call, number) for call, all in found.items() for number in sorted({*all[:: STEPS[call]], all[-1]})]
 
 
-@pytest.mark.parametrize(
-    ("call", "there"),
-    [*((call, True) for call in CALLS), ("mkdirat", False), ("renameat", False)],
-    ids=lambda value: {True: "replaced", False: "first"}.get(value, value),
-)
-def test_writer_that_is_killed_leaves_a_whole_group_or_none(tmp_path, process, call, there):
-    root, template = tmp_path / "cache", tmp_path / "template"
+@pytest.mark.parametrize("there", [True, False], ids=["replaced", "first"])
+def test_writer_that_is_killed_leaves_a_whole_group_or_none(tmp_path, there):
+    root, template, trace = tmp_path / "cache", tmp_path / "template", tmp_path / "trace"
     directory = root / "KEY"
+    strace = ["strace", "-f", "-qq", "-o", str(trace), "-e"]
 
     def prepare():
         shutil.rmtree(root, ignore_errors=True)
         if there:
             shutil.copytree(template, root)
 
-    assert process(WRITE, directory, "old").returncode == 0  # and the key is made
+    # And the key is made, and what it imports is compiled, which takes calls too.
+    assert write_in_process(directory, "old").returncode == 0
     root.rename(template)
     prepare()
-    # For the first time: what it imports is compiled then, which takes calls too.
-    assert process(WRITE, directory, "new").returncode == 0
-    prepare()
-    trace = ("-e", f"trace={call},newfstatat,stat")
-    assert process(WRITE, directory, "new", strace=trace).returncode == 0
-    found = numbers(tmp_path / "trace", call)
-    assert found or there, call
-    for number in found:
+    traced = [*strace, f"trace={','.join(STEPS)},newfstatat,stat"]
+    assert write_in_process(directory, "new", traced).returncode == 0
+    found = points(trace)
+    # A new cache differs in its directories, and in what has a name for the first time.
+    found = [(call, number) for call, number in found if there or call in ("mkdirat", "renameat")]
+    assert {call for call, _ in found} == (STEPS.keys() - {"mkdirat"} if there else {"mkdirat", "renameat"})
+    whole = [["old"] * len(NAMES), ["new"] * len(NAMES)] if there else [["new"] * len(NAMES)]
+    for call, number in found:
         prepare()
-        kill = ("-e", f"trace={call}", "-e", f"inject={call}:signal=KILL:when={number}")
-        assert process(WRITE, directory, "new", strace=kill).returncode != 0
-        found, quarantined = json.loads(process(READ, directory).stdout)
-        whole = [["old"] * len(NAMES), ["new"] * len(NAMES)] if there else [["new"] * len(NAMES)]
-        assert found is None or found in whole, f"{call} {number}"
-        assert not quarantined or there, f"{call} {number}"
+        kill = [*strace, f"trace={call}", "-e", f"inject={call}:signal=KILL:when={number}"]
+        assert write_in_process(directory, "new", kill).returncode != 0
+        versions = read(directory)
+        assert versions is None or versions in whole, f"{call} {number}"
+        assert there or not events.counters().get("quarantined"), f"{call} {number}"
         for path in root.rglob(".*.tmp"):
             os.utime(path, (time.time() - 7200,) * 2)
-        assert process(WRITE + READ, directory, "new").stdout.startswith('[["new", "new"], '), f"{call} {number}"
+        write(str(directory), "new", NAMES)
+        assert read(directory) == ["new"] * len(NAMES), f"{call} {number}"
         assert sorted(path.name for path in directory.iterdir()) == sorted([*NAMES, "__grp__k.json"])

@@ -16,13 +16,14 @@ import struct
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import hypothesis
 import pytest
 from conftest import SOURCE, isolated_environment, needs_root, python
 from hypothesis import strategies
 
-from safecache.doctor import load_check
+from safecache.doctor import finding, load_check
 from safecache.files import opening
 
 pytestmark = pytest.mark.default_release
@@ -81,8 +82,15 @@ class Workshop:
             return signal.Signals(-done.returncode).name
         return done.stderr.strip().rpartition("\n")[2]
 
-    def doctor(self, path: Path, *, within: str = "") -> tuple[int, list[dict[str, str]]]:
-        """Its exit code and its findings, after it was seen that nothing was run."""
+    def check(self, path: Path) -> list[finding.Finding]:
+        """What is found by this process in that environment, after it was seen that nothing was run."""
+        with mock.patch.dict(os.environ, self.environment, clear=True):
+            findings = load_check.check(str(path))
+        assert self.ran() == set()
+        return findings
+
+    def doctor(self, path: Path, *, within: str = "env") -> tuple[int, list[dict[str, str]]]:
+        """The exit code and the findings of the command, after it was seen that nothing was run."""
         command = [*shlex.split(within), sys.executable, "-m", "safecache", "doctor", "--load", str(path), "--json"]
         done = subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=60)
         assert self.ran() == set()
@@ -91,16 +99,21 @@ class Workshop:
         assert answer["file"] == str(path)
         return done.returncode, answer["findings"]
 
-    def finding(self, path: Path, code: str, **options: str) -> str:
+    def finding(self, path: Path, code: str, within: str = "") -> str:
         """The evidence of the one finding, which is an error with this code and has a remedy."""
-        status, findings = self.doctor(path, **options)
-        assert status == 1 and [(one["code"], one["severity"]) for one in findings] == [(code, "error")], findings
-        assert findings[0]["remedy"]
-        return findings[0]["evidence"]
+        if within:
+            status, rows = self.doctor(path, within=within)
+            assert status == 1
+            findings = [finding.Finding(**row) for row in rows]
+        else:
+            findings = self.check(path)
+        assert [(one.code, one.severity) for one in findings] == [(code, "error")], findings
+        assert findings[0].remedy
+        return findings[0].evidence
 
-    def assert_loads(self, path: Path, **options: str) -> None:
-        status, findings = self.doctor(path, **options)
-        assert status == 0 and [(one["code"], one["severity"]) for one in findings] == [("loads", "ok")], findings
+    def assert_loads(self, path: Path) -> None:
+        findings = self.check(path)
+        assert [(one.code, one.severity) for one in findings] == [("loads", "ok")], findings
 
 
 @pytest.fixture(scope="module")
@@ -148,7 +161,8 @@ def torch_libraries() -> Path:
 
 
 def test_good_library_loads_and_is_not_run(shop):
-    shop.assert_loads(shop.plain)
+    status, (found,) = shop.doctor(shop.plain)
+    assert (status, found["code"], found["severity"]) == (0, "loads", "ok")
     assert python(f"import ctypes; ctypes.CDLL({str(shop.plain)!r})").returncode == 0
     assert shop.ran() == {"constructed", "resolved"}, "a load leaves marks, and so the doctor has not loaded it"
 
@@ -164,7 +178,8 @@ def test_kernel_finds_the_libraries_of_torch_that_its_process_has_loaded(shop, t
     path = shop.build(tmp_path / "kernel.so", MARKING + KERNEL, *flags)
     assert re.search("libtorch_cpu.so|libc10.so", shop.load(path)), "alone, nothing tells the loader where they are"
     shop.assert_loads(path)
-    assert shop.load(path, first="import warnings; warnings.simplefilter('ignore'); import torch") == ""
+    loaded = f"import ctypes; ctypes.CDLL({str(torch_libraries() / 'libtorch_cpu.so')!r})"
+    assert shop.load(path, first=loaded) == ""
 
 
 def test_library_of_torch_loads(shop):

@@ -13,8 +13,10 @@ from conftest import WARM
 from scenes import model_scenes
 
 from faults import damage
+from faults.kept import Kept
 
 KINDS = ["aot", "fx"]
+REMOTE = pytest.mark.xdist_group("planted-remote-entries")
 
 
 @pytest.mark.parametrize("as_torch_would", [False, True], ids=["any-name", "named-as-torch-would"])
@@ -42,26 +44,36 @@ def test_hostile_pickle_is_refused_where_only_unsealed_private_entries_are_trust
     assert not marker.exists() and answer.stats["not private"] >= 1, answer
 
 
-def test_sealed_value_in_remote_cache_is_hit(home):
+@pytest.fixture(scope="module")
+def stored(new_home):
+    home = new_home()
     remote = home.base / "remote"
     remote.mkdir()
-    home.run(model_scenes.compile_with_remote, directory=str(remote))
-    shutil.rmtree(home.cache / "aotautograd")
-    shutil.rmtree(home.cache / "fxgraph")
-    answer = home.run(model_scenes.compile_with_remote, directory=str(remote))
+    assert home.run(model_scenes.compile_with_remote, directory=str(remote)).ok
+    shutil.rmtree(home.cache)
+    return Kept(home)
+
+
+@pytest.fixture
+def remote(stored):
+    """The directory of a remote cache that has the model's entries; none are local."""
+    return stored.again().base / "remote"
+
+
+@REMOTE
+def test_sealed_value_in_remote_cache_is_hit(stored, remote):
+    answer = stored.home.run(model_scenes.compile_with_remote, directory=str(remote))
     assert answer.ok and answer.hits == WARM and answer.stats["verified"] == 3, answer
 
 
+@REMOTE
 @pytest.mark.parametrize(
     "value",
     [[], {}, {"data": 7}, {"data": "!"}, {"data": ""}, "text", {"data": "gASVCg=="}],
     ids=["list", "empty", "number", "no-base64", "no-data", "text", "truncated-pickle"],
 )
-def test_malformed_remote_value_is_a_miss_and_heals(home, value):
-    remote = home.base / "remote"
-    remote.mkdir()
-    home.run(model_scenes.compile_with_remote, directory=str(remote))
-    shutil.rmtree(home.cache)
+def test_malformed_remote_value_is_a_miss_and_heals(stored, remote, value):
+    home = stored.home
     for path in remote.iterdir():
         path.write_text(json.dumps(value))
     first = home.run(model_scenes.compile_with_remote, directory=str(remote))

@@ -4,48 +4,45 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 
 import pytest
 from scenes import kernel_scenes
 
 from faults import hostile
 from faults.hostile import triton_files as files
+from faults.kept import Kept
 
 pytest.importorskip("triton")
 
 
+SCENES = (kernel_scenes.compile_kernel, kernel_scenes.build_module)
+pytestmark = pytest.mark.xdist_group("planted-kernels")
+
+
 @pytest.fixture(scope="module")
-def compiled(session_directory, zygote):
-    """A home with a kernel and a module in Triton's cache."""
-    base = session_directory / "compiled"
-    base.mkdir()
-    environment = {"TRITON_CACHE_DIR": str(base / "triton"), "XDG_CONFIG_HOME": str(base / "config")}
-    for scene in (kernel_scenes.compile_kernel, kernel_scenes.build_module):
-        answer = zygote.run(scene, environment)
+def compiled(new_home):
+    home = new_home()
+    home.environment["TRITON_CACHE_DIR"] = str(home.base / "triton")
+    for scene in SCENES:
+        answer = home.run(scene)
         assert answer.ok and answer.result["compiled"], answer
-    return base
+    return Kept(home)
 
 
 @pytest.fixture
-def cache(home, compiled):
-    """A copy of it: the group file still names the files where they were, as Triton wrote it."""
-    shutil.copytree(compiled / "config", home.base / "config")
-    home.environment["TRITON_CACHE_DIR"] = str(home.base / "triton")
-    for scene in (kernel_scenes.compile_kernel, kernel_scenes.build_module):
-        answer = home.run(scene)
-        assert answer.ok and answer.result["compiled"], answer
-    return home
+def cache(compiled):
+    """A home with a kernel and a module in Triton's cache, whose group file names the files by their paths."""
+    return compiled.again()
 
 
 def test_what_was_compiled_is_taken(cache):
-    for scene in (kernel_scenes.compile_kernel, kernel_scenes.build_module):
+    for scene in SCENES:
         answer = cache.run(scene)
         assert answer.ok and not answer.result["compiled"] and not answer.warnings, answer
 
 
 def test_stock_triton_takes_it_too(cache):
-    for scene in (kernel_scenes.compile_kernel, kernel_scenes.build_module):
+    for scene in SCENES:
         answer = cache.run(scene, stock=True)
         assert answer.ok and not answer.result["compiled"], answer
 
@@ -79,8 +76,14 @@ def test_damaged_file_of_a_kernel_is_made_anew_by_the_service_that_compiles(cach
     assert again.ok and again.result["cubin"] == good and not again.warnings, again
 
 
-@pytest.mark.parametrize("damage", [flip, cut, empty, remove])
-@pytest.mark.parametrize("pattern", ["*.cubin", "tri*.json", "*.ptx", "*.ttir", "__grp__*"])
+@pytest.mark.parametrize(
+    ("pattern", "damage"),
+    [
+        *(("*.cubin", damage) for damage in (flip, cut, empty, remove)),
+        *(("__grp__*", damage) for damage in (flip, cut, empty, remove)),
+        *(("tri*.json", flip), ("tri*.json", remove), ("*.ptx", flip), ("*.ptx", empty), ("*.ttir", cut)),
+    ],
+)
 def test_damaged_file_of_a_kernel_is_a_miss_and_heals(cache, pattern, damage):
     damage(files(cache, pattern)[0])
     answer = cache.run(kernel_scenes.compile_kernel)

@@ -11,9 +11,12 @@ import subprocess
 import pytest
 from scenes import halide_archive, sink_scenes
 
+from faults.kept import Kept
 from faults.trojan import CONSTRUCTOR
 
 STRICTNESS = pytest.mark.parametrize("strict", [False, True], ids=["default", "strict"])
+# Each of them begins with what one compile has left.
+OPERATOR, HALIDE = pytest.mark.xdist_group("planted-operators"), pytest.mark.xdist_group("planted-halide")
 
 
 # --- CompilerBisector
@@ -176,38 +179,51 @@ def operator_library(home):
     return path
 
 
-def test_operator_is_compiled_once_and_taken_by_stock_torch_too(home):
+@pytest.fixture(scope="module")
+def compiled_operator(new_home):
+    home = new_home()
     assert home.run(sink_scenes.run_operator).result == {"compiled": 1}
-    again = home.run(sink_scenes.run_operator)
+    return Kept(home)
+
+
+@pytest.fixture
+def operator(compiled_operator):
+    """A home that holds the library of the operator."""
+    return compiled_operator.again()
+
+
+@OPERATOR
+def test_operator_that_was_compiled_is_taken_by_stock_torch_too(operator):
+    again = operator.run(sink_scenes.run_operator)
     assert again.result == {"compiled": 0} and again.warnings == [], again
-    assert home.run(sink_scenes.run_operator, stock=True).result == {"compiled": 0}
+    assert operator.run(sink_scenes.run_operator, stock=True).result == {"compiled": 0}
 
 
-def test_planted_library_of_an_operator_runs_on_stock_torch(home, trojan, tmp_path):
-    assert home.run(sink_scenes.run_operator).ok
-    home.run(sink_scenes.run_operator, trojan=str(trojan), stock=True, env={"TROJAN_MARKER": str(tmp_path / "ran")})
+@OPERATOR
+def test_planted_library_of_an_operator_runs_on_stock_torch(operator, trojan, tmp_path):
+    operator.run(sink_scenes.run_operator, trojan=str(trojan), stock=True, env={"TROJAN_MARKER": str(tmp_path / "ran")})
     assert (tmp_path / "ran").exists()
 
 
+@OPERATOR
 @pytest.mark.parametrize("how", ["named by the listing", "in the library's place"])
-def test_planted_library_of_an_operator_is_not_loaded(home, trojan, tmp_path, how):
-    assert home.run(sink_scenes.run_operator).ok
+def test_planted_library_of_an_operator_is_not_loaded(operator, trojan, tmp_path, how):
     marker = {"TROJAN_MARKER": str(tmp_path / "ran")}
     if how == "in the library's place":
-        shutil.copy(trojan, operator_library(home))
+        shutil.copy(trojan, operator_library(operator))
     named = {"trojan": str(trojan)} if how == "named by the listing" else {}
-    answer = home.run(sink_scenes.run_operator, env=marker, **named)
+    answer = operator.run(sink_scenes.run_operator, env=marker, **named)
     assert answer.ok and answer.result == {"compiled": 1}, answer
     assert not (tmp_path / "ran").exists() and trojan.exists() and len(answer.warnings) == 1, answer
-    again = home.run(sink_scenes.run_operator, env=marker)
+    again = operator.run(sink_scenes.run_operator, env=marker)
     assert again.result == {"compiled": 0} and again.warnings == [], again
 
 
-def test_planted_library_of_an_operator_is_an_error_in_strict_mode(home, trojan, tmp_path):
+@OPERATOR
+def test_planted_library_of_an_operator_is_an_error_in_strict_mode(operator, trojan, tmp_path):
     """C++ calls us, and says no more than that it failed: the warning says why."""
-    assert home.run(sink_scenes.run_operator).ok
-    shutil.copy(trojan, operator_library(home))
-    answer = home.run(sink_scenes.run_operator, strict=True, env={"TROJAN_MARKER": str(tmp_path / "ran")})
+    shutil.copy(trojan, operator_library(operator))
+    answer = operator.run(sink_scenes.run_operator, strict=True, env={"TROJAN_MARKER": str(tmp_path / "ran")})
     assert answer.error is not None and not (tmp_path / "ran").exists(), answer
     assert "its digest is not the one that was sealed" in answer.warnings[0], answer
 
@@ -273,16 +289,23 @@ def test_objects_in_a_directory_of_others_are_not_even_looked_for(home, objects)
 # --- Halide's libraries
 
 
-@pytest.fixture
-def halide(home):
+def run_halide(home, **how):
     """Compile a kernel of Halide's, or call it."""
+    return home.run(sink_scenes.run_halide, directory=str(home.base / "halide"), **how)
 
-    def run(**how):
-        return home.run(sink_scenes.run_halide, directory=str(home.base / "halide"), **how)
 
-    answer = run()
+@pytest.fixture(scope="module")
+def compiled_halide(new_home):
+    home = new_home()
+    answer = run_halide(home)
     assert answer.ok, answer
-    return run
+    return Kept(home)
+
+
+@pytest.fixture
+def halide(compiled_halide):
+    """A home that holds the kernel, and all that it is linked with."""
+    return compiled_halide.again()
 
 
 TROJAN = f"#include <stdio.h>\n#include <stdlib.h>\n{CONSTRUCTOR}"
@@ -313,33 +336,36 @@ def in_header(home):
 PLANTED_HALIDE = pytest.mark.parametrize("plant", [in_runtime, in_archive, in_header])
 
 
+@HALIDE
 @PLANTED_HALIDE
-def test_planted_library_of_halide_runs_on_stock_torch(home, halide, plant, tmp_path):
-    plant(home)
-    answer = halide(stock=True, env={"TROJAN_MARKER": str(tmp_path / "ran")})
+def test_planted_library_of_halide_runs_on_stock_torch(halide, plant, tmp_path):
+    plant(halide)
+    answer = run_halide(halide, stock=True, env={"TROJAN_MARKER": str(tmp_path / "ran")})
     assert (tmp_path / "ran").exists(), answer
 
 
+@HALIDE
 @PLANTED_HALIDE
-def test_planted_library_of_halide_is_made_anew(home, halide, plant, tmp_path):
-    plant(home)
-    answer = halide(env={"TROJAN_MARKER": str(tmp_path / "ran")})
+def test_planted_library_of_halide_is_made_anew(halide, plant, tmp_path):
+    plant(halide)
+    answer = run_halide(halide, env={"TROJAN_MARKER": str(tmp_path / "ran")})
     assert answer.ok and not (tmp_path / "ran").exists() and len(answer.warnings) == 1, answer
-    answer = halide()
+    answer = run_halide(halide)
     assert answer.ok and answer.warnings == [] and "code sealed" not in answer.code_stats, answer
 
 
+@HALIDE
 @PLANTED_HALIDE
-def test_planted_library_of_halide_is_an_error_in_strict_mode(home, halide, plant, tmp_path):
-    plant(home)
-    answer = halide(env={"TROJAN_MARKER": str(tmp_path / "ran")}, strict=True)
+def test_planted_library_of_halide_is_an_error_in_strict_mode(halide, plant, tmp_path):
+    plant(halide)
+    answer = run_halide(halide, env={"TROJAN_MARKER": str(tmp_path / "ran")}, strict=True)
     assert "EntryRefusedError" in answer.errors and not (tmp_path / "ran").exists(), answer
 
 
 def test_library_of_halide_is_built_where_nobody_else_can_write(home):
     home.cache.mkdir(exist_ok=True)
     home.cache.chmod(0o777)
-    answer = home.run(sink_scenes.run_halide, directory=str(home.base / "halide"))
+    answer = run_halide(home)
     assert answer.ok and not list(home.cache.glob("*/*.halide/done")), answer
 
 

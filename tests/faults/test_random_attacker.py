@@ -19,7 +19,7 @@ import pytest
 from conftest import SOURCE, needs_root
 from scenes import model_scenes
 
-MINUTES = float(os.environ.get("SAFECACHE_TEST_ATTACK_MINUTES", "0.5"))
+MINUTES = float(os.environ.get("SAFECACHE_TEST_ATTACK_MINUTES", "0.2"))
 SEED = int(os.environ.get("SAFECACHE_TEST_ATTACK_SEED", "7"))
 # Seconds: the limits of waits, and what a compile, or a command, takes besides on a busy machine.
 WAIT, WORK = 4, 60.0

@@ -55,7 +55,7 @@ def root_of(node):
 
 @pytest.mark.parametrize(
     "module",
-    [entry_files, temporaries, opening, temporaries, quarantine, folders],
+    [entry_files, temporaries, opening, quarantine, folders],
     ids=lambda module: module.__name__.rpartition(".")[2],
 )
 def test_module_calls_the_file_system_through_the_seam_alone(module):

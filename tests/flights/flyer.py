@@ -1,6 +1,7 @@
 """A process that compiles something under a lease: waits or holds, and prints what it has come to.
 
-Each step waits for a line of input: to release what it holds, or to end. ``fork`` leaves a child that sleeps.
+Each step waits for a line of input: to release what it holds, or to end. ``fork`` leaves a child that lives
+until that input ends.
 compile_once() does all of it in one go.
 """
 
@@ -45,7 +46,7 @@ def main(root: str, kind: str, key: str, how: str = "") -> None:
     with scopes.compile_scope(Kind[kind], float("inf")):
         flight = scopes.wait_or_lead(Ref(Kind[kind], key, root))
         if how == "fork" and os.fork() == 0:
-            time.sleep(60)
+            os.read(0, 1)
             os._exit(0)
         held = bool(compiles.current.flights[-1].leases)
         print("holds" if held else "looks again" if flight else "compiles", flush=True)

@@ -17,7 +17,7 @@ from safecache.reporting.kinds import Kind
 
 pytestmark = pytest.mark.timeout(900)
 
-KILLS = 1000 if os.environ.get("SAFECACHE_TEST_EXHAUSTIVE") else 100
+KILLS = 1000 if os.environ.get("SAFECACHE_TEST_EXHAUSTIVE") else 50
 PROCESSES = 6
 # Keys that one process wants, and seconds that it takes to compile one.
 KEYS, TAKES = 4, 0.02

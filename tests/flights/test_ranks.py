@@ -6,7 +6,8 @@ Where ranks meet in their compiles, one that leaves another there would hang bot
 from __future__ import annotations
 
 import pytest
-from helpers.together import Together
+
+from flights.crowd import Crowd
 
 pytestmark = pytest.mark.default_release
 
@@ -32,7 +33,7 @@ def compile_to_module(self):
 graph.GraphLowering.compile_to_module = compile_to_module
 """
 # The state of the second rank's cache, or what it does. With the last one it goes on in a directory of its own.
-CASES = ("all cold", "warm", "damaged", "cold", "late", "LAST")
+CASES = ("all cold", "damaged", "cold", "late", "LAST")
 TRAIN = f"""
 import contextlib, shutil, time
 from pathlib import Path
@@ -51,7 +52,7 @@ def state_of(case):
         for call in {{"full": ["write"], "read-only": ["mkdir", "rename"]}}.get(case, []):
             stack.enter_context(testing.failing(call, "ENOSPC" if case == "full" else "EROFS", cache))
         if case == "late":
-            time.sleep(3)
+            time.sleep(1)
         yield
 
 class Model(torch.nn.Module):
@@ -100,16 +101,15 @@ def test_ranks_come_to_equal_losses_whatever_the_cache_of_one(home, new_home, pr
     assert first["all cold misses"] == second["all cold misses"] == 2  # of the forward and of the backward
     for case in cases[1:]:
         own, others = second[f"{case} misses"], first[f"{case} misses"]
-        assert own == (0 if case in ("warm", "late") else 2), (case, second)
+        assert own == (0 if case == "late" else 2), (case, second)
         assert others == (own if prepare else 0), (case, first, second)
 
 
 def trained(hosts, prepare, last):
     """What both ranks have counted."""
     run = TRAIN.replace("LAST", last)
-    with Together(hosts[0], 0, run, prepare, homes=hosts, MEET=str(hosts[0].base / "meet")) as processes:
-        processes.begin()
-        return [answer["found"] for answer in processes.answers()]
+    answers = Crowd(hosts[0], 0, run, prepare, homes=hosts, MEET=str(hosts[0].base / "meet")).answers()
+    return [answer["found"] for answer in answers]
 
 
 DIES = """
@@ -143,10 +143,9 @@ def test_rank_that_is_killed_in_its_compile_leaves_nobody_waiting(home, prepare,
     """They share a cache, so that the other waits for its lease, or for it in a collective: which is torch's error."""
     group = GROUP.replace("PARALLEL", "ddp") + prepare + DIES.replace("AMID", amid)
     run = ENDS.format(run=TRAIN.replace("LAST", "warm").replace("\n", "\n    "))
-    with Together(home, 2, run, group, MEET=str(home.base / "meet")) as processes:
-        processes.begin()
-        (answer,) = processes.answers(killed=processes.processes[1:])
-    assert processes.processes[1].returncode == -9
+    crowd = Crowd(home, 2, run, group, MEET=str(home.base / "meet"))
+    (answer,) = crowd.answers(died=[-9])
+    assert crowd.statuses == [0, -9]
     assert [line for line in answer["warnings"] if line.startswith("torch: ")], answer
     assert "waited in vain" not in answer["stats"], answer
 
@@ -164,8 +163,7 @@ y = torch.zeros(())
 
 
 def test_waits_of_a_rank_begin_anew_with_each_collective(home):
-    with Together(home, 2, COUNTS, GROUP.replace("PARALLEL", "ddp"), MEET=str(home.base / "meet")) as processes:
-        processes.begin()
-        for answer in processes.answers():
-            found = answer["found"]
-            assert (found["limit"], found["spent"], found["left"]) == (30, 0, 30), answer
+    crowd = Crowd(home, 2, COUNTS, GROUP.replace("PARALLEL", "ddp"), MEET=str(home.base / "meet"))
+    for answer in crowd.answers():
+        found = answer["found"]
+        assert (found["limit"], found["spent"], found["left"]) == (30, 0, 30), answer

@@ -6,14 +6,13 @@ import itertools
 import sys
 
 import pytest
-from conftest import SOURCE
-from helpers.together import Together
 from scenes import tuning_scenes
+
+from flights.crowd import Crowd
 
 pytest.importorskip("triton")
 
-PREPARE = f"""
-sys.path.insert(0, {str(SOURCE / "tests")!r})
+PREPARE = """
 from scenes import tuning_scenes
 tuning_scenes.autotuners.autotuner()
 """
@@ -31,9 +30,7 @@ def together(home):
         marks = home.base / "marks"
         marks.mkdir()
         run = TUNE.format(how=how)
-        with Together(home, number, run, PREPARE, MARKS=str(marks), SAFECACHE_SINGLE_FLIGHT_WAIT="30") as processes:
-            processes.begin()
-            answers = processes.answers()
+        answers = Crowd(home, number, run, PREPARE, MARKS=str(marks), SAFECACHE_SINGLE_FLIGHT_WAIT="30").answers()
         return [next(each for each in answer["warnings"] if isinstance(each, dict)) for answer in answers]
 
     return tune

@@ -6,8 +6,9 @@ import math
 import os
 import shutil
 
-from helpers.together import Together, said
+from helpers.together import said
 
+from flights.crowd import Crowd
 from safecache.entries import workers
 from safecache.flights import scopes
 from safecache.places.refs import Ref
@@ -37,9 +38,7 @@ RUN = "y = torch.compile(model, backend=on_gpu)(x).sum(); y.backward()"
 
 
 def starts(home, run=RUN, prepare=""):
-    with Together(home, 1, run, COUNTED + prepare) as processes:
-        processes.begin()
-        return said(processes.answers())
+    return said(Crowd(home, 1, run, COUNTED + prepare).answers())
 
 
 def test_cold_start_has_them_from_the_beginning_and_a_warm_one_none(home):

@@ -43,7 +43,7 @@ class Decoder(NamedTuple):
     name: str
     change: Callable[[bytes, Random], bytes]
     check: Callable[[bytes], None]
-    changes: int = 20_000
+    changes: int = 5_000
 
     @property
     def corpus(self) -> Path:
@@ -303,9 +303,9 @@ DECODERS = [
     Decoder("key_file", mutators.change_key_file, check_key_file),
     Decoder("timestamp", mutators.change_text, check_timestamp),
     Decoder("name", mutators.change_text, check_name),
-    Decoder("remote", mutators.change_remote, check_remote, changes=10_000),
-    Decoder("pack", mutators.change_pack, check_pack, changes=2_000),
+    Decoder("remote", mutators.change_remote, check_remote, changes=3_000),
+    Decoder("pack", mutators.change_pack, check_pack, changes=600),
     Decoder("registry", mutators.change_text, check_registry),
-    Decoder("layer", mutators.change_bytes, check_layer, changes=5_000),
+    Decoder("layer", mutators.change_bytes, check_layer, changes=1_500),
     # A header that claims 65,000 others takes some milliseconds.
 ]

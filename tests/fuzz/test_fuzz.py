@@ -57,7 +57,7 @@ def test_changed_inputs(decoder):
 
 
 @EACH
-@hypothesis.settings(max_examples=500, suppress_health_check=list(hypothesis.HealthCheck))
+@hypothesis.settings(max_examples=150, suppress_health_check=list(hypothesis.HealthCheck))
 @hypothesis.given(data=strategies.data())
 def test_changed_inputs_that_shrink(decoder, data):
     chance = data.draw(strategies.randoms(use_true_random=False))

@@ -5,36 +5,42 @@ from __future__ import annotations
 import pytest
 
 
-@pytest.mark.parametrize("arguments", ["4", "4, None", "nprocs=4", "4, kind=None, quiesce=True", "4, pickler=None"])
-def test_pool_without_a_pickler_of_its_own_gets_ours(fake, arguments):
+def test_pool_without_a_pickler_of_its_own_gets_ours(fake):
     fake(
-        f"""
+        """
         import safecache
         import_all()
         module = sys.modules["torch._inductor.compile_worker.subproc_pool"]
         class Pool(module.SubprocPool):
             pass
-        for pool in module.SubprocPool({arguments}), Pool({arguments}):
-            assert type(pool.pickler).__qualname__ == "WorkerPickler", pool.pickler
-            assert type(pool.pickler).__module__ == "safecache.integrations.compile_workers"
-            assert isinstance(pool.pickler, module.SubprocPickler)
-        hooked = module.SubprocPool({arguments}).arguments
+        ways = [
+            *(lambda of: of(4), lambda of: of(4, None), lambda of: of(nprocs=4)),
+            *(lambda of: of(4, kind=None, quiesce=True), lambda of: of(4, pickler=None)),
+        ]
+        for way in ways:
+            for pool in way(module.SubprocPool), way(Pool):
+                assert type(pool.pickler).__qualname__ == "WorkerPickler", pool.pickler
+                assert type(pool.pickler).__module__ == "safecache.integrations.compile_workers"
+                assert isinstance(pool.pickler, module.SubprocPickler)
+        hooked = [way(module.SubprocPool).arguments for way in ways]
         safecache.deactivate()
-        stock = module.SubprocPool({arguments})
-        assert type(stock.pickler) is module.SubprocPickler and stock.arguments == hooked
+        stock = [way(module.SubprocPool) for way in ways]
+        assert all(type(pool.pickler) is module.SubprocPickler for pool in stock)
+        assert [pool.arguments for pool in stock] == hooked
         """
     )
 
 
-@pytest.mark.parametrize("arguments", ["4, own", "4, pickler=own", "nprocs=4, pickler=own, quiesce=False"])
-def test_pool_with_a_pickler_of_its_own_keeps_it(fake, arguments):
+def test_pool_with_a_pickler_of_its_own_keeps_it(fake):
     fake(
-        f"""
+        """
         import safecache
         import_all()
         module = sys.modules["torch._inductor.compile_worker.subproc_pool"]
         own = module.SubprocPickler()
-        assert module.SubprocPool({arguments}).pickler is own
+        assert module.SubprocPool(4, own).pickler is own
+        assert module.SubprocPool(4, pickler=own).pickler is own
+        assert module.SubprocPool(nprocs=4, pickler=own, quiesce=False).pickler is own
         """
     )
 

@@ -91,47 +91,29 @@ ORDERS = {
 
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("finder", FINDERS)
-def test_both_patches_are_put_on_once(fake, finder, order):
+def test_both_patches_are_put_on_once_and_theirs_alone_once_deactivated(fake, finder, order):
     fake(
         f"""{MARK}
 {FINDERS[finder]}
-{ORDERS[order]}
-import_all()
-assert all_are("active"), states()
-assert marks == [CODECACHE] and sys.modules[CODECACHE].mark == "theirs", marks
+for state in "active", "inactive":
+    if state == "active":
+        {ORDERS[order]}
+    else:
+        for name in MODULES:
+            del sys.modules[name]
+        sys.meta_path[:] = [each for each in sys.meta_path if not isinstance(each, Finder)]
+        safecache.deactivate()
+        marks.clear()
+        {ORDERS[order].replace("import safecache", "safecache.activate()")}; assert safecache.is_active()
+        safecache.deactivate()
+    import_all()
+    assert all_are(state), states()
+    assert marks == [CODECACHE] and sys.modules[CODECACHE].mark == "theirs", marks
 """
     )
 
 
-@pytest.mark.parametrize("finder", FINDERS)
-def test_theirs_alone_is_put_on_once(fake, finder):
-    """That what the tests above do with safecache works without it."""
-    fake(
-        f"""{MARK}
-{FINDERS[finder]}
-sys.meta_path.insert(0, Finder())
-import_all()
-assert marks == [CODECACHE] and "safecache" not in sys.modules, marks
-"""
-    )
-
-
-@pytest.mark.parametrize("order", ["theirs first", "ours first"])
-@pytest.mark.parametrize("finder", FINDERS)
-def test_deactivating_leaves_theirs_on(fake, finder, order):
-    fake(
-        f"""{MARK}
-{FINDERS[finder]}
-{ORDERS[order]}
-safecache.deactivate()
-import_all()
-assert all_are("inactive"), states()
-assert marks == [CODECACHE], marks
-"""
-    )
-
-
-@pytest.mark.parametrize("order", ["theirs first", "ours first"])
+@pytest.mark.parametrize("order", ORDERS)
 def test_post_import_hook_of_wrapt_on_the_same_module_runs(fake, order):
     theirs = "wrapt.register_post_import_hook(lambda module: marks.append(module), CODECACHE)"
     ours = "import safecache"

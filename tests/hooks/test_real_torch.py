@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from importlib import metadata
-from pathlib import Path
 
 import pytest
-from conftest import NEEDS_TORCH, SOURCE, isolated_environment
+from conftest import NEEDS_TORCH, isolated_environment, python
 
-from .conftest import FAKE_TORCH
+from hooks import real_scenes
+from hooks.conftest import FAKE_TORCH
 
 pytestmark = [NEEDS_TORCH, pytest.mark.xdist_group("real torch")]
 pytest.importorskip("triton", reason="torch would find the fake torch's Triton")
@@ -94,15 +91,10 @@ safecache.deactivate()
 said["left over"] = differences(before, snapshot())
 said["copies off"] = holders()
 said["off"] = sorted(set(states().values()))
-print(json.dumps(said))
 """
 
 WORKERS = """
-import safecache
-early = {hook.name: hook.state for hook in safecache.status()}
-import torch
-import_all()
-from torch._inductor.compile_worker.subproc_pool import SubprocPickler, SubprocPool
+from torch._inductor.compile_worker.subproc_pool import SubprocPool
 
 def children(parents):
     found = set()
@@ -116,16 +108,14 @@ def children(parents):
             found.add(int(name))
     return found
 
+del os.environ["SAFECACHE"]
+safecache.activate()
+pool = SubprocPool(2)
 ask = "(lambda m: bool(m) and m.is_active())(__import__('sys').modules.get('safecache'))"
-said = {"early": sorted(set(early.values())), "states": sorted(set(states().values()))}
-pools = {"default": SubprocPool(2), "own": SubprocPool(nprocs=1, pickler=SubprocPickler())}
-for name, pool in pools.items():
-    said[name] = [type(pool.pickler).__name__, pool.submit(eval, ask).result(timeout=100)]
-sides = {pool.process.pid for pool in pools.values()}
-workers = children(sides)
+said["worker"] = [type(pool.pickler).__name__, pool.submit(eval, ask).result(timeout=100)]
+workers = children({pool.process.pid})
 assert workers, "there is nothing to be left behind"
-for pool in pools.values():
-    pool.shutdown()
+pool.shutdown()
 end = time.monotonic() + 10
 while workers and time.monotonic() < end:
     workers = {pid for pid in workers if os.path.exists(f"/proc/{pid}")}
@@ -135,38 +125,14 @@ print(json.dumps(said))
 """
 
 
-def interpreter(directory: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess:
-    inherited = {k: v for k, v in os.environ.items() if not k.startswith("SAFECACHE")}
-    return subprocess.run(
-        [sys.executable, *arguments],
-        env=inherited | isolated_environment(directory) | {"PYTHONPATH": str(SOURCE)} | environment,
-        text=True,
-        capture_output=True,
-        timeout=200,
-        cwd=directory,
-    )
-
-
-def answer(done: subprocess.CompletedProcess) -> dict:
+@pytest.fixture(scope="module")
+def on_and_off(tmp_path_factory):
+    """What an interpreter saw that imported torch, switched safecache on and off again, and on with a pool of workers."""
+    directory = tmp_path_factory.mktemp("real_torch")
+    environment = isolated_environment(directory) | {"SAFECACHE": "0"}
+    done = python(START + ON_AND_OFF + WORKERS, env=environment, timeout=280, cwd=directory)
     assert done.returncode == 0, done.stderr[-4000:]
     return json.loads(done.stdout.splitlines()[-1])
-
-
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory):
-    return tmp_path_factory.mktemp("real_torch")
-
-
-@pytest.fixture(scope="module")
-def on_and_off(directory):
-    """What an interpreter saw that imported torch, then switched safecache on and off again."""
-    return answer(interpreter(directory, "-c", START + ON_AND_OFF, SAFECACHE="0"))
-
-
-@pytest.fixture(scope="module")
-def workers(directory):
-    """What Inductor's compile workers of several pools said."""
-    return answer(interpreter(directory, "-c", START + WORKERS))
 
 
 def test_every_hook_is_active(on_and_off):
@@ -207,23 +173,16 @@ def test_entries_are_named_as_torch_names_them(on_and_off):
     assert ours == torchs
 
 
-def test_modules_imported_later_are_patched(workers):
-    assert workers["early"] == ["not yet imported"] and workers["states"] == ["active"]
+def test_compile_workers_are_active(on_and_off):
+    assert on_and_off["worker"] == ["WorkerPickler", True]
 
 
-def test_compile_workers_are_active(workers):
-    assert workers["default"] == ["WorkerPickler", True]
+def test_pool_ends_when_it_is_shut_down(on_and_off):
+    assert on_and_off["left behind"] == []
 
 
-def test_pool_with_a_pickler_of_its_own_keeps_it(workers):
-    assert workers["own"] == ["SubprocPickler", False]
-
-
-def test_pools_end_when_they_are_shut_down(workers):
-    assert workers["left behind"] == []
-
-
-def test_status_command_finds_every_hook_active(directory):
-    report = answer(interpreter(directory, "-m", "safecache", "status", "--json"))
-    assert {hook["state"] for hook in report["hooks"]} - {"not for this torch"} == {"active"}
-    assert report["enabled"] and report["torch"].startswith(metadata.version("torch").split("+")[0])
+def test_status_command_finds_every_hook_active_in_modules_imported_later(home):
+    answer = home.run(real_scenes.status)
+    code, report = answer.result
+    assert {hook["state"] for hook in report["hooks"]} - {"not for this torch"} == {"active"}, answer
+    assert code == 0 and report["enabled"] and report["torch"].startswith(metadata.version("torch").split("+")[0])

@@ -15,18 +15,13 @@ ASK = "import sys; print('safecache' in sys.modules and sys.modules['safecache']
 IMPORT_AND_ASK = "from probe import *; import_all(); print(sorted(set(states().values())))"
 
 
-def test_command_is_active_without_importing_safecache(run_command):
-    said = run_command("--", sys.executable, "-c", ASK)
-    assert (said.returncode, said.lines, said.errors) == (0, ["True"], "")
+def test_command_is_active_without_importing_safecache_with_every_hook(run_command):
+    said = run_command("--", sys.executable, "-c", f"{ASK}; {IMPORT_AND_ASK}")
+    assert (said.returncode, said.lines, said.errors) == (0, ["True", "['active']"], "")
 
 
 def test_command_needs_no_dashes(run_command):
     assert run_command(sys.executable, "-c", ASK).lines == ["True"]
-
-
-def test_every_hook_is_active_in_the_command(run_command):
-    said = run_command("--", sys.executable, "-c", IMPORT_AND_ASK)
-    assert said.lines == ["['active']"], said.errors
 
 
 @pytest.mark.parametrize("shell", [False, True])
@@ -53,7 +48,7 @@ def test_arguments_and_environment_arrive_unchanged(run_command):
     assert said.lines[0].startswith("['--', '-x', 'a b', '--help'] yes "), said.errors
 
 
-@pytest.mark.parametrize("code", [0, 1, 3, 78, 255])
+@pytest.mark.parametrize("code", [3, 255])
 def test_exit_code_is_that_of_the_command(run_command, code):
     assert run_command("--", sys.executable, "-c", f"raise SystemExit({code})").returncode == code
 
@@ -92,10 +87,8 @@ def test_bad_setting_that_arises_on_the_way_is_one_line_and_the_program_runs(run
 
 
 def test_switched_off_command_is_stock(run_command):
-    said = run_command("--", sys.executable, "-c", IMPORT_AND_ASK, SAFECACHE="0")
-    assert said.lines == ["['inactive']"], said.errors
-    said = run_command("--", sys.executable, "-c", ASK, SAFECACHE="0")
-    assert said.lines == ["False"], said.errors
+    said = run_command("--", sys.executable, "-c", f"{ASK}; {IMPORT_AND_ASK}", SAFECACHE="0")
+    assert said.lines == ["False", "['inactive']"], said.errors
 
 
 def elsewhere(directory, code):

@@ -88,7 +88,7 @@ def test_hook_is_put_on_once_the_function_is_what_we_know(fake):
     )
 
 
-@pytest.mark.parametrize("version", ["2.16.0", "2.10.0", "2.10.9", "2.16.0a0+git", "3.0.0", "1.13.1", "unreleased"])
+@pytest.mark.parametrize("version", ["2.16.0", "2.10.9", "2.16.0a0+git", "unreleased"])
 def test_every_hook_stands_down_on_an_unknown_torch(fake, version):
     said = fake(
         """

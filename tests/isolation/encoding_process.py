@@ -9,7 +9,6 @@ import re
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import triton
@@ -85,13 +84,9 @@ def target_of(case):
 
 
 def compile_twice(worker, source, target, options):
-    """In both processes; what differs, and what it took to encode it."""
+    """In both processes; what differs."""
     here = Compiled(source, target, options)
-    times = []
-    for _ in range(2):
-        start = time.perf_counter()
-        encoded = here.encode()
-        times.append(1000 * (time.perf_counter() - start))
+    encoded = here.encode()
     with tempfile.TemporaryDirectory() as directory:
         reply = worker.run(here.job(encoded), directory)
         if "error" in reply:
@@ -99,8 +94,7 @@ def compile_twice(worker, source, target, options):
         folder = Path(directory, reply["folder"])
         there = {path.name: path.read_bytes() for path in folder.iterdir() if not path.name.startswith("__grp__")}
     different = differing(encoded["kind"], here.files, there, varying(target.arch, options))
-    told = {"way": encoded["kind"], "same key": reply["key"] == here.hash, "differing": different}
-    return told | {"bytes": len(json.dumps(encoded)), "ms": times}
+    return {"way": encoded["kind"], "same key": reply["key"] == here.hash, "differing": different}
 
 
 def varying(arch, options):

@@ -21,13 +21,6 @@ from safecache.isolation import connection, pool
 from safecache.isolation.client import ServiceUnavailable
 
 
-def test_an_idle_server_that_is_killed_is_replaced(run):
-    before = run.server
-    os.kill(before, signal.SIGKILL)
-    assert eventually(lambda: processes(run.mark) == [])
-    assert run.server != before
-
-
 def test_a_job_whose_server_is_killed_is_done_on_the_next(run):
     assert run.reply("kill_server_once")["pid"]
 
@@ -57,9 +50,13 @@ def test_after_a_while_it_is_tried_again(run, monkeypatch):
     assert run.reply("echo", value=1)["value"] == {"value": 1}
 
 
-def test_a_job_done_in_between_forgives_a_killed_server(run):
-    for _ in range(4):
-        os.kill(run.server, signal.SIGKILL)
+def test_an_idle_server_that_is_killed_is_replaced_each_time_that_a_job_was_done_in_between(run):
+    servers = [run.server]
+    for _ in range(3):
+        os.kill(servers[-1], signal.SIGKILL)
+        assert eventually(lambda: processes(run.mark) == [])
+        servers.append(run.server)
+    assert len(set(servers)) == 4
 
 
 def test_what_a_worker_has_started_ends_with_a_killed_server(run):
@@ -118,7 +115,7 @@ def test_whenever_server_and_workers_are_killed_no_reply_is_wrong_and_nothing_is
     thread.start()
     try:
         with ThreadPoolExecutor(4) as threads:
-            seen = set(threads.map(ask, range(400)))
+            seen = set(threads.map(ask, range(200)))
     finally:
         stop.set()
         thread.join()
@@ -163,8 +160,8 @@ def kill(process):
 
 @pytest.mark.parametrize(
     "jobs",
-    [[], ["hang_in_program"], ["hang_with_lock", "abort"], ["echo", "abort"], ["write_for_ever"]],
-    ids=["idle", "hang-in-a-program", "hang-and-crashes", "crashes", "flood"],
+    [[], ["hang_in_program"], ["hang_with_lock", "abort"], ["write_for_ever"]],
+    ids=["idle", "hang-in-a-program", "hang-and-crashes", "flood"],
 )
 def test_nothing_outlives_a_killed_parent(run, jobs):
     process = parent(run, *jobs)
@@ -178,7 +175,7 @@ def test_nothing_outlives_a_killed_parent(run, jobs):
 
 def test_nothing_outlives_a_parent_killed_at_any_moment(run):
     chance = random.Random(11)
-    for _ in range(12):
+    for _ in range(6):
         process = parent(run, "hang_in_program", "abort")
         assert process.stdout.readline() == "started\n"
         time.sleep(chance.uniform(0.0, 0.4))

@@ -50,8 +50,7 @@ def test_stock_autotuner_with_launchers_does_not_pickle(home, static):
     assert answer.error == "AssertionError", answer
 
 
-@pytest.mark.parametrize("state", STATES)
-@KIND
+@pytest.mark.parametrize(("state", "static"), [(state, number % 2 == 0) for number, state in enumerate(STATES)])
 def test_autotuner_pickles_with_the_pickler_of_vllm_and_sglang(home, since, static, state):
     since(*STATES[state])
     path = str(home.base / "autotuner.pkl")

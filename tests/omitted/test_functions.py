@@ -267,5 +267,5 @@ def test_sets_have_no_order():
     code = "import sys; from safecache.omitted import functions; print(functions.digest([eval(sys.argv[1])]))"
     command = [sys.executable, "-c", code, "lambda x: x in {'a', 'b', 'c', 'd'}"]
     environment = {"PYTHONPATH": str(SOURCE), "SAFECACHE": "0"}
-    made = {subprocess.check_output(command, env=environment | {"PYTHONHASHSEED": seed}) for seed in "123"}
+    made = {subprocess.check_output(command, env=environment | {"PYTHONHASHSEED": seed}) for seed in "12"}
     assert len(made) == 1 and made != {b"\n"}

@@ -16,13 +16,9 @@ def gather(home, rank, **how):
 
 def test_each_rank_has_entries_of_its_own_under_one_key(home, new_home):
     assert [gather(home, rank) for rank in (0, 1, 0, 1)] == [(0, 0), (0, 0), (1, 1), (1, 1)]
+    assert gather(home, 0, size=4) == (0, 0), "another number of ranks"
     theirs = new_home()
     assert [gather(theirs, rank, stock=True) for rank in (0, 1)] == [(0, 0), (1, 1)]
-
-
-def test_another_number_of_ranks_is_another_entry(home):
-    assert [gather(home, 0, size=size)[0] for size in (2, 2)] == [0, 1]
-    assert gather(home, 0, size=4) == (0, 0)
 
 
 def test_ranks_share_what_has_no_rank_in_it(home):

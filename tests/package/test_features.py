@@ -15,20 +15,38 @@ from conftest import SOURCE
 
 from safecache.testing import isolated
 
+pytestmark = pytest.mark.xdist_group("features")
 FEATURES = (
     *("explain", "flights", "history", "isolation", "metrics", "omitted", "packs", "remote", "trials"),
     "recompile_check",
 )
+# Forks for each directory with a package, so that torch is imported once; one thread, or a child of it would hang.
 PROGRAM = """
-import json, safecache, torch
-found = []
-for _ in range(2):
-    safecache.reset()
+import json, os, sys
+import torch, torch._inductor.compile_fx
+
+def compile():
     torch._dynamo.reset()
-    value = torch.compile(lambda x: torch.relu(x * 3) @ x.T)(torch.ones(5, 3)).sum().item()
-    found.append([value, safecache.stats()])
-down = [each for each in safecache.status() if str(each.state) == "standing down"]
-print(json.dumps([*found, list(map(str, down))]))
+    return torch.compile(lambda x: torch.relu(x * 3) @ x.T)(torch.ones(5, 3)).sum().item()
+
+compile()
+for directory in sys.argv[1:]:
+    pid = os.fork()
+    if pid == 0:
+        sys.path.insert(0, directory)
+        os.environ.update(json.load(open(os.path.join(directory, "environment.json"))))
+        import safecache
+        assert safecache.__file__.startswith(directory)
+        found = []
+        for _ in range(2):
+            safecache.reset()
+            found.append([compile(), safecache.stats()])
+        down = [each for each in safecache.status() if str(each.state) == "standing down"]
+        with open(os.path.join(directory, "found.json"), "w") as file:
+            json.dump([*found, list(map(str, down))], file)
+        sys.stderr.flush()
+        os._exit(0)
+    assert os.waitpid(pid, 0)[1] == 0, directory
 """
 
 
@@ -71,16 +89,26 @@ def remove(feature, root):
     path.write_text(ast.unparse(Removal(feature).visit(ast.parse(path.read_text(encoding="utf-8")))))
 
 
-@pytest.mark.parametrize("feature", FEATURES)
-def test_all_else_works_without(feature, tmp_path):
-    shutil.copytree(SOURCE / "safecache", tmp_path / "safecache", ignore=shutil.ignore_patterns("__pycache__"))
-    remove(feature, tmp_path)
-    environment = os.environ | isolated(tmp_path) | {"PYTHONPATH": str(tmp_path)}
+@pytest.fixture(scope="module")
+def without(tmp_path_factory):
+    """What a process found that compiled without a feature, by feature."""
+    base = tmp_path_factory.mktemp("without")
+    for feature in FEATURES:
+        root = base / feature
+        shutil.copytree(SOURCE / "safecache", root / "safecache")
+        remove(feature, root)
+        (root / "environment.json").write_text(json.dumps(isolated(root)))
+    environment = os.environ | isolated(base) | {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
     environment["TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS"] = "0"
-
-    command = [sys.executable, "-c", PROGRAM]
-    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    del environment["PYTHONPATH"]
+    command = [sys.executable, "-c", PROGRAM, *(str(base / feature) for feature in FEATURES)]
+    done = subprocess.run(command, env=environment, cwd=base, capture_output=True, text=True, timeout=290)
     assert done.returncode == 0 and "safecache:" not in done.stderr, done.stderr
-    (first, cold), (second, warm), down = json.loads(done.stdout)
+    return {feature: json.loads((base / feature / "found.json").read_text()) for feature in FEATURES}
+
+
+@pytest.mark.parametrize("feature", FEATURES)
+def test_all_else_works_without(feature, without):
+    (first, cold), (second, warm), down = without[feature]
     assert first == second == 225.0 and down == []
     assert cold["saved"] == 2 and warm["verified"] == 2 and "saved" not in warm, (cold, warm)

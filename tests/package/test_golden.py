@@ -5,13 +5,13 @@ WRITE_GOLDEN=1 writes the files anew, for a difference that is meant.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from pathlib import Path
 
 import pytest
 from conftest import python
+from hooks import real_scenes
 
 from safecache.places.layout import CodeFile
 from safecache.reporting import policy, report
@@ -70,15 +70,10 @@ def test_names_on_disk(warm_template):
 
 
 @pytest.mark.default_release
-def test_hooks_of_the_newest_release(tmp_path):
-    """As ``safecache status --all`` lists them."""
-    code = """
-import json, safecache, torch._inductor.compile_fx
-print(json.dumps(sorted(f"{each.name}: {each.state}" for each in safecache.status())))
-"""
-    done = python(code, env={"HOME": str(tmp_path), "SAFECACHE": "1"})
-    assert done.returncode == 0, done.stderr
-    compare("hooks", json.loads(done.stdout.splitlines()[-1]))
+def test_hooks_of_the_newest_release(home):
+    """As ``safecache status --json`` lists them."""
+    _, report = home.run(real_scenes.status).result
+    compare("hooks", sorted(f"{each['name']}: {each['state']}" for each in report["hooks"]))
 
 
 def test_table_of_hooks():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
 import json
 import pickle
@@ -34,10 +35,6 @@ def name_of(path: Path) -> str:
     return ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts)
 
 
-BY_MODULE = pytest.mark.parametrize("path", MODULES, ids=name_of)
-BY_CORE_MODULE = pytest.mark.parametrize("path", CORE, ids=name_of)
-
-
 class Import(NamedTuple):
     """An import statement, by the full name of what it imports."""
 
@@ -58,25 +55,28 @@ def imports(node: ast.AST, late: bool = False) -> list[Import]:
     return [found for child in ast.iter_child_nodes(node) for found in imports(child, late)]
 
 
+@functools.cache
 def tree_of(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
-@BY_CORE_MODULE
-def test_core_imports_neither_torch_nor_hooks(path):
+def imports_of_core(*packages: str) -> list[tuple[Path, Import]]:
+    """Of these packages, with the modules of the core that import them."""
+    return [(path, each) for path in CORE for each in imports(tree_of(path)) if each.is_below(*packages)]
+
+
+def test_core_imports_neither_torch_nor_hooks():
     """Not even in a function, nor for the type checker; patching takes the hooks by name, from the table."""
-    forbidden = [i.name for i in imports(tree_of(path)) if i.is_below("torch", "triton", "safecache.integrations")]
-    assert forbidden == []
+    assert len(CORE) > 100 and imports_of_core("torch", "triton", "safecache.integrations") == []
 
 
-@pytest.mark.parametrize("path", [path for path in CORE if path.stem != "__main__"], ids=name_of)
-def test_core_does_not_import_the_command_line(path):
-    assert [i.name for i in imports(tree_of(path)) if i.is_below("safecache.cli")] == []
+def test_core_does_not_import_the_command_line():
+    assert [path for path, _ in imports_of_core("safecache.cli") if path.stem != "__main__"] == []
 
 
-@pytest.mark.parametrize("path", [path for path in CORE if path.stem not in IMPORT_LATE], ids=name_of)
-def test_core_imports_our_modules_at_the_top(path):
-    assert [i.name for i in imports(tree_of(path)) if i.late and i.is_below("safecache")] == []
+def test_core_imports_our_modules_at_the_top():
+    found = imports_of_core("safecache")
+    assert found and [(path, i.name) for path, i in found if i.late and path.stem not in IMPORT_LATE] == []
 
 
 def test_entry_imports_nothing_of_ours_and_the_package_nothing_of_it():
@@ -166,20 +166,19 @@ def is_script(path: Path) -> bool:
     return path.stem == "__main__" or 'if __name__ == "__main__":' in path.read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("path", [path for path in MODULES if not is_script(path)], ids=name_of)
-def test_every_module_names_what_is_public_sorted(path):
-    tree = tree_of(path)
-    public = public_names(tree)
-    if path.stem == "__init__" and not tree.body[1:]:
-        return  # says what lives in a room, and no more
-    assert public is not None, "no __all__"
-    assert public == sorted(set(public), key=as_ruff_sorts)
-    assert set(public) - bound_names(ast.Module(tree.body, [])) == set()
+def test_every_module_names_what_is_public_sorted():
+    for path in MODULES:
+        tree = tree_of(path)
+        public = public_names(tree)
+        if is_script(path) or (path.stem == "__init__" and not tree.body[1:]):
+            continue  # the latter says what lives in a room, and no more
+        assert public is not None, f"no __all__ in {path}"
+        assert public == sorted(set(public), key=as_ruff_sorts), path
+        assert set(public) - bound_names(ast.Module(tree.body, [])) == set(), path
 
 
-@BY_MODULE
-def test_every_module_says_what_it_is_for(path):
-    assert ast.get_docstring(tree_of(path))
+def test_every_module_says_what_it_is_for():
+    assert [path for path in MODULES if not ast.get_docstring(tree_of(path))] == []
 
 
 # What is a name below <cache>/.safecache, and in some rooms a word of commands or checks as well.
@@ -195,16 +194,18 @@ def texts(tree: ast.Module) -> set[str]:
     return {text for text in constants if isinstance(text, str)}
 
 
-@pytest.mark.parametrize("path", [path for path in MODULES if path.stem != "ours"], ids=name_of)
-def test_one_module_knows_what_lies_below_our_folder_in_a_cache(path):
-    forbidden = NAMES if SPEAKING.intersection(path.relative_to(PACKAGE.parent).parts) else NAMES | WORDS
-    if path.stem == "key_directory":
-        forbidden = NAMES  # the keyring has a directory "keys" too, in the user's configuration
-    if path.stem == "settings":
-        forbidden = forbidden - {ours.FOLDER}  # the name of a pack ends so
-    found = texts(tree_of(path))
-    assert found & forbidden == set()
-    assert [text for text in found if f"{ours.FOLDER}/" in text] == []
+def test_one_module_knows_what_lies_below_our_folder_in_a_cache():
+    for path in MODULES:
+        if path.stem == "ours":
+            continue
+        forbidden = NAMES if SPEAKING.intersection(path.relative_to(PACKAGE.parent).parts) else NAMES | WORDS
+        if path.stem == "key_directory":
+            forbidden = NAMES  # the keyring has a directory "keys" too, in the user's configuration
+        if path.stem == "settings":
+            forbidden = forbidden - {ours.FOLDER}  # the name of a pack ends so
+        found = texts(tree_of(path))
+        assert found & forbidden == set(), path
+        assert [text for text in found if f"{ours.FOLDER}/" in text] == [], path
 
 
 def test_what_lies_below_our_folder_in_a_cache_is_where_it_was():

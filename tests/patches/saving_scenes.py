@@ -9,6 +9,13 @@ from unittest import mock
 from scenes import model_scenes
 
 
+def place_of_torch():
+    """Where the process has it from."""
+    import torch
+
+    return torch.__file__
+
+
 def save_after_failure(**functorch):
     """compile_model of graphs that could not be saved the first time."""
     import torch

@@ -1,16 +1,17 @@
-"""The copy that the tests of the patches run on."""
+"""The copies that the tests of the patches run on."""
 
 from __future__ import annotations
 
 import os
 
-from patches.conftest import installed
+from patches import saving_scenes
+from patches.conftest import MADE_BY_HAND, installed
 
 
-def test_process_imports_the_copy(patched, tmp_path):
-    code = "import json, sys, torch; print(json.dumps([torch.__file__, 'safecache' in sys.modules]))"
-    site = patched()
-    assert site.said(code, tmp_path) == [str(site.path / "torch" / "__init__.py"), False]
+def test_processes_import_the_copies(patched, home, stock):
+    for names, process in ((MADE_BY_HAND, home), ((), stock)):
+        answer = process.run(saving_scenes.place_of_torch)
+        assert answer.result == str(patched(*names).path / "torch" / "__init__.py"), answer
 
 
 def test_copy_is_pristine(patched):

@@ -103,8 +103,13 @@ def test_launcher_loads_the_binary_that_it_was_made_with(home, how, when):
     assert answer.result["loaded"] == answer.result["original"] and answer.result["descriptors"] == 0, answer
 
 
-@pytest.mark.parametrize("state", ["launchers", "run", "triton", "reloaded", "cached", "fast"])
-@KIND
+@pytest.mark.parametrize(
+    ("state", "static"),
+    [
+        *(("launchers", True), ("launchers", False), ("run", False), ("triton", True), ("reloaded", False)),
+        *(("cached", False), ("fast", True)),
+    ],
+)
 def test_autotuner_with_launchers_pickles_and_works_elsewhere(home, stock, release, static, state):
     if state in ("cached", "fast") and release < (2, 13):
         pytest.skip("torch 2.13 has it first")

@@ -17,6 +17,7 @@ pytestmark = [needs_triton, needs_root]
 REFUSED = "failed to map segment from shared object"
 SAID = "and that is mounted noexec"
 NAME = "noexec-guidance"
+ONE = pytest.mark.parametrize("point", ["file system"], indirect=True)
 WITH_SAFECACHE = f"""
 import json, sys
 sys.path.append({str(TESTS)!r})
@@ -63,16 +64,19 @@ def test_error_is_of_the_same_type_and_names_mount_and_remedy(triton_run, point)
         assert "export TRITON_CACHE_DIR=" in text
 
 
+@ONE
 def test_safecache_does_not_explain_it_again(patched, point):
     text, cause = patched(NAME).said(WITH_SAFECACHE, point.parent)
     assert text.count(SAID) == 1 and cause.endswith(REFUSED)
 
 
+@ONE
 def test_other_errors_are_those_of_triton(triton_run, tmp_path, point):
     """Also there; and elsewhere the module is loaded."""
-    for directory in (str(point), str(tmp_path)):
-        requests = {"load": [(triton_scenes.load_garbage, {"directory": directory})]}
-        stock, ours = (triton_run(names, point.parent, requests).answers["load"][0] for names in ((), (NAME,)))
-        assert stock["error"] == ours["error"] and stock["error"][0][0] == "ImportError"
-    requests = {"elsewhere": [(triton_scenes.build_elsewhere, {"directory": str(tmp_path / "other")})]}
-    assert triton_run((NAME,), tmp_path, requests).result("elsewhere") == [True, False]
+    requests = {"load": [(triton_scenes.load_garbage, {"directory": str(where)}) for where in (point, tmp_path)]}
+    stock = triton_run((), point.parent, requests)
+    requests["elsewhere"] = [(triton_scenes.build_elsewhere, {"directory": str(tmp_path / "other")})]
+    ours = triton_run((NAME,), point.parent, requests)
+    assert [said["error"] for said in ours.answers["load"]] == [said["error"] for said in stock.answers["load"]]
+    assert [said["error"][0][0] for said in ours.answers["load"]] == ["ImportError"] * 2
+    assert ours.result("elsewhere") == [True, False]

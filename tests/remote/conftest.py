@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.request
 
 import pytest
 from helpers.in_process import isolated, settings
@@ -104,8 +105,7 @@ def s3():
 
 def make_bucket(name: str, s3: dict[str, str]) -> None:
     """On that S3 server."""
-    code = f"import boto3; boto3.client('s3').create_bucket(Bucket={name!r})"
-    subprocess.run([sys.executable, "-c", code], env=os.environ | s3, check=True)
+    urllib.request.urlopen(urllib.request.Request(f"{s3['AWS_ENDPOINT_URL']}/{name}", method="PUT")).close()
 
 
 @pytest.fixture
@@ -124,6 +124,12 @@ def server(redis_server):
 def port_of(server) -> int:
     """The port of the server that this client is for."""
     return server.connection_pool.connection_kwargs["port"]
+
+
+def each_way(ways=HOW):
+    """For a test of ``failing``: every way once, by turns in strict mode and by default."""
+    cases = [(how, number % 2 == 1) for number, how in enumerate(ways)]
+    return pytest.mark.parametrize(("failing", "strict"), cases, indirect=["failing"])
 
 
 @pytest.fixture(params=HOW)

@@ -13,8 +13,8 @@ import threading
 import time
 
 import pytest
-from conftest import SOURCE
-from helpers.together import INFERENCE, Together, said, total
+from conftest import SOURCE, Answer
+from helpers.together import said
 
 from safecache import session
 from safecache.flights import scopes
@@ -25,6 +25,7 @@ from safecache.reporting import waits
 from safecache.reporting.kinds import Kind
 from safecache.signing import heartbeats, side_records
 
+from . import scenes
 from .conftest import make_bucket
 from .test_two_hosts import same_keys
 
@@ -39,22 +40,23 @@ def hosts(home, new_home):
     return [home, same_keys(home, new_home)]
 
 
-def test_two_hosts_compile_once(home, hosts, redis_server):
-    with Together(home, 0, INFERENCE, homes=hosts, SAFECACHE_REMOTE=redis_server.url) as hosts:
-        hosts.begin()
-        answers = hosts.answers()
-    assert total(answers, "fxgraph_cache_miss") == 1 and not said(answers), answers
-    assert len({answer["y"] for answer in answers}) == 1
+def compile_once(hosts, **environment):
+    """Of the forward and the backward graph, what one of them has compiled the other hits."""
+    answer = hosts[0].run(scenes.compile_on_hosts, environments=[host.environment | environment for host in hosts])
+    assert answer.ok, answer
+    answers = [Answer(each) for each in answer.result]
+    assert all(each.ok and not said([vars(each)]) for each in answers), answers
+    assert [sum(each.result["fx"][name] for each in answers) for name in ("miss", "hit")] == [2, 2], answers
+
+
+def test_two_hosts_compile_once(hosts, redis_server):
+    compile_once(hosts, SAFECACHE_REMOTE=redis_server.url)
     assert not list(redis_server.client().scan_iter("*leases*"))
 
 
-def test_store_without_redis(home, hosts, s3):
+def test_store_without_redis(hosts, s3):
     make_bucket("flights", s3)
-    env = s3 | {"SAFECACHE_REMOTE": "s3://flights/cache"}
-    with Together(home, 0, INFERENCE, homes=hosts, **env) as hosts:
-        hosts.begin()
-        answers = hosts.answers()
-    assert total(answers, "fxgraph_cache_miss") == 1 and not said(answers), answers
+    compile_once(hosts, **s3, SAFECACHE_REMOTE="s3://flights/cache")
 
 
 @pytest.fixture

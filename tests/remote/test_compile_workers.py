@@ -2,55 +2,26 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
-from conftest import SOURCE
 
-from safecache import testing
-
+from . import scenes
 from .liars import Liar
 
 pytest.importorskip("redis")
 pytest.importorskip("zstandard")
 
-PARENT = """
-import sys
-import torch._inductor.compile_worker.subproc_pool
-from safecache.integrations.compile_workers import WorkerPickler
-from safecache.places.refs import Ref
-from safecache.remote import tier
-from safecache.reporting.kinds import Kind
 
-if sys.argv[2] == "asks":
-    next(tier.candidates(Ref(Kind.FX_ENTRY, "fkey", "/nowhere")), None)
-with open(sys.argv[1], "wb") as file:
-    file.write(WorkerPickler().dumps(len))
-"""
-WORKER = """
-import pickle, sys
-import torch._inductor.compile_worker.subproc_pool
-from safecache.places.refs import Ref
-from safecache.remote import tier
-from safecache.reporting.kinds import Kind
-
-with open(sys.argv[1], "rb") as file:
-    assert pickle.load(file) is len
-next(tier.candidates(Ref(Kind.FX_ENTRY, "fkey", "/nowhere")), None)
-"""
-
-
-@pytest.mark.parametrize("parent", ["asks", "does not ask"])
-def test_remote_that_has_failed_for_the_parent_is_not_asked_by_a_worker(tmp_path, parent):
-    server, job = Liar("silent"), tmp_path / "job"
-    environment = os.environ | testing.isolated(tmp_path) | {"PYTHONPATH": str(SOURCE), "SAFECACHE_REMOTE": server.url}
-    for code in (PARENT, WORKER):
-        command = [sys.executable, "-c", code, str(job), parent]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
-        assert done.returncode == 0, done.stderr[-2000:]
+def test_remote_that_has_failed_for_the_parent_is_not_asked_by_a_worker(home, tmp_path):
+    server, before, after = Liar("silent"), str(tmp_path / "before"), str(tmp_path / "after")
+    environment, told = {"SAFECACHE_REMOTE": server.url}, []
+    for scene, arguments in (
+        (scenes.hand_out_jobs, {"before": before, "after": after}),
+        (scenes.take_job, {"job": after}),
+        (scenes.take_job, {"job": before}),
+    ):
+        answer = home.run(scene, env=environment, **arguments)
+        assert answer.ok, answer
+        told.append((server.asked, "".join(answer.warnings).count("no answer within")))
     server.close()
-    # By the one of them that was the first to ask.
-    assert server.asked == 1
-    assert done.stderr.count("no answer within") == (0 if parent == "asks" else 1), done.stderr
+    # A worker whose parent had not asked yet asks for itself.
+    assert told == [(1, 1), (1, 0), (2, 1)]

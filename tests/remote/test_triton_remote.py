@@ -10,7 +10,7 @@ import pytest
 from faults.trojan import CONSTRUCTOR
 from scenes import kernel_scenes
 
-from .conftest import port_of
+from .conftest import each_way, port_of
 
 pytest.importorskip("triton")
 pytest.importorskip("redis")
@@ -113,6 +113,8 @@ def test_store_that_stock_triton_filled_is_refused_by_name_and_healed(first, hos
     stock = first.run(kernel_scenes.compile_kernel_through_fixed_redis, env=env, stock=True)
     assert stock.ok and stock.result["compiled"] and not any(key.endswith(RECORD) for key in server.scan_iter()), stock
     shutil.rmtree(first.base / "triton")
+    strict = first.run(kernel_scenes.compile_kernel, env=env, strict=True)
+    assert "EntryRefusedError" in strict.errors and f":{port_of(server)}" in strict.messages[0], strict
     ours = compile_on(first, port_of(server))
     assert ours.result["compiled"], ours
     (line,) = ours.warnings
@@ -120,14 +122,6 @@ def test_store_that_stock_triton_filled_is_refused_by_name_and_healed(first, hos
     assert "stock Triton" in line and "[unsealed]" in line, line
     warm = compile_on(host(), port_of(server))
     assert not warm.result["compiled"] and not warm.warnings, warm
-
-
-def test_strict_mode_names_such_a_store_in_an_error(first, server):
-    env = through(port_of(server))
-    assert first.run(kernel_scenes.compile_kernel_through_fixed_redis, env=env, stock=True).ok
-    shutil.rmtree(first.base / "triton")
-    strict = first.run(kernel_scenes.compile_kernel, env=env, strict=True)
-    assert "EntryRefusedError" in strict.errors and f":{port_of(server)}" in strict.messages[0], strict
 
 
 def test_stranger_says_that_it_lacks_the_key(first, host, server):
@@ -197,7 +191,7 @@ def test_host_without_a_key_that_seals_replaces_nothing(first, host, server):
     assert values(server) == before
 
 
-@pytest.mark.parametrize("strict", [False, True], ids=["default", "strict"])
+@each_way()
 def test_server_that_fails_is_asked_twice_and_fails_no_compile(first, failing, strict):
     """Once to read, and once to write: after that it is left alone."""
     answer = compile_on(first, failing.port, strict=strict)

@@ -9,7 +9,6 @@ import threading
 from contextlib import suppress
 
 import pytest
-from conftest import python
 
 from safecache.errors import (
     CacheReadError,
@@ -195,11 +194,6 @@ def test_threads_lose_no_count_and_say_it_once(caplog):
     for thread in threads:
         thread.join()
     assert events.counters() == {"damaged": 2000} and len(caplog.records) == 1
-
-
-def test_warning_is_seen_where_logging_is_not_configured():
-    done = python("from safecache.reporting import events, kinds; events.report(kinds.Reason.DAMAGED, 'it is damaged')")
-    assert done.stderr.startswith("safecache: it is damaged [damaged]")
 
 
 def test_first_of_what_nobody_may_swallow_leaves_each_block_that_it_was_raised_in():

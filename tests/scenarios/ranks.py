@@ -27,7 +27,7 @@ def train(base: Path, device: str, *, stock: bool = False, reasons: Sequence[str
         "PYTHONPATH": os.pathsep.join([str(SOURCE), str(TESTS), os.environ.get("PYTHONPATH", "")]).strip(":"),
         "TMPDIR": str(base),
         "SAFECACHE": "0" if stock else "1",
-    }
+    } | ({"TORCHINDUCTOR_COMPILE_THREADS": "1"} if device == "cpu" else {})
     command = [sys.executable, str(PROGRAM), json.dumps({"device": device, "directory": str(base)})]
     began = time.monotonic()
     done = subprocess.run(

@@ -10,7 +10,7 @@ from .serving import Case, Site
 pytestmark = [pytest.mark.default_release, pytest.mark.timeout(900)]
 
 CASES = [
-    Case("planted", serving.plant, ["unsealed", "unsealed"], activation="plugin"),
+    Case("planted", serving.plant, ["unsealed", "unsealed"], again=None, activation="plugin"),
     Case("killed", serving.kill_in_save, deaths=True, activation="run"),
     Case("unpicklable", serving.be_unpicklable, ["unpicklable"], again=None, activation="sitecustomize"),
 ]

@@ -124,7 +124,11 @@ def main() -> None:
     rendezvous = os.path.join(options["directory"], "rendezvous")
     if os.path.exists(rendezvous):
         os.unlink(rendezvous)
-    context = multiprocessing.get_context("spawn")
+    on_cpu = options["device"] == "cpu"
+    if on_cpu:
+        # Once for both: without a GPU, they can be forks.
+        import torch._inductor.compile_fx  # noqa: F401
+    context = multiprocessing.get_context("fork" if on_cpu else "spawn")
     pipes, processes = [], []
     for rank in range(RANKS):
         ours, theirs = context.Pipe()

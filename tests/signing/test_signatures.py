@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import pickle
-import random
 import time
 
 import pytest
@@ -166,14 +165,6 @@ def test_every_part_of_a_signed_entry_counts(bit):
         changed = bytearray(content)
         changed[place] ^= 1 << bit
         assert verify(bytes(changed), keys=[PUBLIC]).reason is not None, place
-
-
-def test_flipped_bit_of_a_signed_payload_is_refused():
-    content, chance = sealed(PRIVATE), random.Random(3)
-    for place in chance.sample(range(len(PAYLOAD)), 50):
-        changed = bytearray(content)
-        changed[place] ^= 1
-        assert verify(bytes(changed), keys=[PUBLIC]).reason is Reason.DAMAGED
 
 
 @given(payload=st.binary(), cache_key=st.text(), namespace=st.text(), provenance=st.dictionaries(st.text(), st.text()))

@@ -24,8 +24,8 @@ def entry(tmp_path):
     return path
 
 
-def quarantine(entry, reason=Reason.DAMAGED):
-    return entry_files.quarantine(str(entry), str(entry.parents[2]), reason)
+def quarantine(entry, reason=Reason.DAMAGED, found=None):
+    return entry_files.quarantine(str(entry), str(entry.parents[2]), reason, found)
 
 
 def test_entry_is_moved_with_a_note_of_why(entry):
@@ -98,11 +98,12 @@ def test_entry_whose_name_is_long_in_bytes_is_moved(entry):
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: os.symlink("nowhere", path)])
-def test_what_is_no_file_is_moved_too(entry, make):
+@pytest.mark.parametrize("is_known", [False, True], ids=["unknown", "by-status"])
+def test_what_is_no_file_is_moved_too(entry, make, is_known):
     entry.unlink()
     make(entry)
     kind = stat.S_IFMT(entry.lstat().st_mode)
-    moved = quarantine(entry)
+    moved = quarantine(entry, found=entry.lstat() if is_known else None)
     assert not os.path.lexists(entry) and stat.S_IFMT(os.lstat(moved).st_mode) == kind
 
 
@@ -229,12 +230,6 @@ class TestByStatus:
 
     def test_entry_that_is_still_what_was_found_is_moved(self, entry, found):
         assert Path(self.move(entry, found)).read_bytes() == b"damaged" and not entry.exists()
-
-    @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: os.symlink("nowhere", path)])
-    def test_what_is_no_file_is_moved_too(self, entry, make):
-        entry.unlink()
-        make(entry)
-        assert self.move(entry, entry.lstat()) is not None and not os.path.lexists(entry)
 
     def test_another_file_of_the_same_content_stays(self, entry, found):
         entry_files.replace(str(entry), b"damaged")

@@ -168,32 +168,27 @@ def test_path_that_is_not_there_or_in_no_cache_is_an_error_and_nothing_is_done(r
     assert said.code == 1 and "lies in no cache directory" in said.err and path.exists()
 
 
-# --- as processes
-
-
-def command(*arguments, given=b"", **variables):
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("SAFECACHE")}
-    environment |= {"PYTHONPATH": str(SOURCE)} | variables
-    return subprocess.run(
-        [sys.executable, "-m", "safecache", *map(str, arguments)], input=given, env=environment, capture_output=True
-    )
-
-
-def test_farm_seals_and_a_server_with_the_public_part_verifies_until_it_is_revoked(cache, tmp_path):
-    farm, server = ({"XDG_CONFIG_HOME": str(tmp_path / name)} for name in ("farm", "server"))
+def test_farm_seals_and_a_server_with_the_public_part_verifies_until_it_is_revoked(run, cache, settings, tmp_path):
     private, public = tmp_path / "farm.json", tmp_path / "farm.pub.json"
-    made = command("keygen", "--ed25519", "--out", private, "--public", public, **farm)
-    key_id = made.stdout.split()[0].decode()
+
+    def command(home, *arguments, **variables):
+        settings(XDG_CONFIG_HOME=tmp_path / home, **variables)
+        keyring.renew()
+        return run(*arguments)
+
+    key_id = command("farm", "keygen", "--ed25519", "--out", private, "--public", public).out.split()[0]
     cache(PAYLOAD)
-    assert command("adopt", cache.root, SAFECACHE_KEY_FILE=str(private), **farm).returncode == 0
-    assert command("verify", cache.root, **server).returncode == 1
-    assert command("trust", "-", given=public.read_bytes(), **server).returncode == 0
-    assert command("verify", cache.root, **server).stdout == b"1 entries, 0 files of code, 1 verified\n"
-    assert command("revoke", key_id[:8], **server).returncode == 0
-    refused = command("verify", cache.root, **server)
-    assert refused.returncode == 1 and b"[revoked key]" in refused.stdout
+    assert command("farm", "adopt", cache.root, SAFECACHE_KEY_FILE=private).code == 0
+    assert command("server", "verify", cache.root, SAFECACHE_KEY_FILE="").code == 1
+    assert command("server", "trust", public).code == 0
+    assert command("server", "verify", cache.root).out == "1 entries, 0 files of code, 1 verified\n"
+    assert command("server", "revoke", key_id[:8]).code == 0
+    refused = command("server", "verify", cache.root)
+    assert refused.code == 1 and "[revoked key]" in refused.out
 
 
 def test_bad_namespace_exits_78_in_one_line():
-    done = command("keys", SAFECACHE_NAMESPACE="a b")
-    assert done.returncode == 78 and done.stderr.count(b"\n") == 1 and b"SAFECACHE_NAMESPACE='a b'" in done.stderr
+    environment = os.environ | {"PYTHONPATH": str(SOURCE), "SAFECACHE_NAMESPACE": "a b"}
+    command = [sys.executable, "-m", "safecache", "keys"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 78 and done.stderr.count("\n") == 1 and "SAFECACHE_NAMESPACE='a b'" in done.stderr

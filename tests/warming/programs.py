@@ -36,6 +36,29 @@ WITH_LIBRARY = """
     with torch.no_grad():
         torch.compile(scaled)(torch.ones(3))
     """
+# A kernel for a GPU that need not be there, without torch: a tenth of the time.
+KERNEL = """
+    import triton
+    import triton.language as tl
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+
+    @triton.jit
+    def scaled(source, target, count, BY: tl.constexpr):
+        index = tl.program_id(0) * 128 + tl.arange(0, 128)
+        mask = index < count
+        tl.store(target + index, tl.load(source + index, mask) * BY, mask)
+
+
+    def compile_scaled(by):
+        signature = {"source": "*fp32", "target": "*fp32", "count": "i32", "BY": "constexpr"}
+        triton.compile(ASTSource(scaled, signature, constexprs={"BY": by}), target=GPUTarget("cuda", 90, 32))
+
+
+    compile_scaled(2.0)
+    """
+RESTLESS_KERNEL = KERNEL.replace("compile_scaled(2.0)", "import random\n    compile_scaled(random.random())")
 # Another graph in each process.
 RESTLESS = """
     import random
@@ -49,6 +72,16 @@ RESTLESS = """
     with torch.no_grad():
         torch.compile(scaled)(torch.ones(3, 3))
     """
+
+
+def run_in_fork(path):
+    """A scene of the zygote: a program, and what it has counted."""
+    import runpy
+
+    import safecache
+
+    runpy.run_path(path, run_name="__main__")
+    return safecache.stats()
 
 
 class Home:

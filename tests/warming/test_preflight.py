@@ -2,18 +2,35 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import shutil
+import subprocess
+import textwrap
+from unittest import mock
 
 import pytest
+from helpers.in_process import isolated
 
-from safecache.signing import provenance
+from safecache.cli.main import main
+from safecache.explain import here
+from safecache.settings import config
+from safecache.signing import keyring, provenance
 from safecache.upkeep import preflight
-from warming.programs import COMPILED, EXHAUSTIVE, Home
+from warming.programs import COMPILED, EXHAUSTIVE, Home, run_in_fork
 
-pytestmark = pytest.mark.default_release
+__all__ = ["isolated"]
+pytestmark = [pytest.mark.default_release, pytest.mark.xdist_group("preflight")]
 COUNTING = COMPILED + "    import json, safecache\n    print(json.dumps(safecache.stats()))\n"
+# A setting of torch's that is in its keys.
+NAME = "TORCHINDUCTOR_COMPREHENSIVE_PADDING"
+# What only a test's own caches and keys have another of, and torch's keys have not.
+OF_A_TEST = ("HOME", "XDG_CONFIG_HOME", "TORCHINDUCTOR_CACHE_DIR", "PYTEST_CURRENT_TEST", "SAFECACHE")
+COLLECT = (
+    "import json, sys; from safecache.upkeep import preflight; print(json.dumps(preflight.collected([sys.argv[1]])))"
+)
 # It chooses two settings: one for all that it compiles, and one for a single function.
 CHOOSING = """
     import torch
@@ -47,8 +64,18 @@ class Baked(Home):
     def bootstrap(self):
         return os.path.join(os.path.dirname(os.path.dirname(preflight.__file__)), "bootstrap")
 
-    def check(self, *words, **settings):
-        said = self.say("preflight", str(self.cache), "--json", *words, **settings)
+    def say(self, *words, **settings):
+        """In this process, but for what torch computes."""
+        out, err = io.StringIO(), io.StringIO()
+        with mock.patch.dict(os.environ, {**self.environment, **settings}, clear=True):
+            config.reload()
+            keyring.renew()
+            with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+                code = main([*words])
+        return subprocess.CompletedProcess(words, code, out.getvalue(), err.getvalue())
+
+    def check(self, path=None, **settings):
+        said = self.say("preflight", str(path or self.cache), "--json", **settings)
         assert said.returncode in (0, 1), said.stderr
         report = json.loads(said.stdout)
         assert report["misses"] == bool(said.returncode)
@@ -58,8 +85,43 @@ class Baked(Home):
         """Whether a real process misses any, or builds a library."""
         said = self.python("program.py", **self._activated(settings))
         assert said.returncode == 0, said.stderr
-        stats = json.loads(said.stdout.splitlines()[-1])
-        return any(" miss" in name for name in stats) or "code sealed" in stats
+        return has_missed(json.loads(said.stdout.splitlines()[-1]))
+
+    def misses_in_fork(self, zygote, **settings):
+        """As misses(), of settings that torch has not read by then."""
+        answer = zygote.run(run_in_fork, {**self.environment, **settings}, path=str(self.directory / "program.py"))
+        assert answer.ok, answer
+        return has_missed(answer.result)
+
+    def copy(self, directory):
+        """For what a process would change, with a variable that is in no key."""
+        copy = object.__new__(Baked)
+        vars(copy).update(vars(self))
+        shutil.copytree(self.directory, directory)
+        copy.directory, copy.cache = directory, directory / "caches" / "cache"
+        own = {"TORCHINDUCTOR_CACHE_DIR": str(copy.cache), "XDG_CONFIG_HOME": str(directory / "caches" / "config")}
+        copy.environment = {**self.environment, **own, "HOME": str(directory), "TORCH_LOGS": "+dynamo"}
+        return copy
+
+
+def has_missed(stats):
+    return any(" miss" in name for name in stats) or "code sealed" in stats
+
+
+@pytest.fixture(scope="module", autouse=True)
+def computed_once():
+    """What torch computes of an environment, it computes in a process of its own."""
+    compute, known = here.compute, {}
+
+    def once(targets):
+        environment = frozenset(each for each in os.environ.items() if not each[0].startswith(OF_A_TEST))
+        key = environment, tuple(targets)
+        if key not in known:
+            known[key] = compute(targets)
+        return known[key]
+
+    with mock.patch.object(here, "compute", once):
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -67,43 +129,44 @@ def baked(tmp_path_factory):
     return Baked(tmp_path_factory.mktemp("baked"))
 
 
+@pytest.fixture(scope="module")
+def mixed(baked, tmp_path_factory):
+    """A copy that a process with another setting has used since, and whether that process has missed any."""
+    copy = baked.copy(tmp_path_factory.mktemp("mixed") / "copy")
+    copy.missed = copy.misses(**{NAME: "0"})
+    return copy
+
+
 @pytest.fixture
 def copied(baked, tmp_path):
-    """A copy, for what a process would change."""
-    copy = object.__new__(Baked)
-    vars(copy).update(vars(baked))
-    shutil.copytree(baked.directory, tmp_path / "copy")
-    copy.directory = tmp_path / "copy"
-    copy.cache = copy.directory / "caches" / "cache"
-    own = {"TORCHINDUCTOR_CACHE_DIR": str(copy.cache), "XDG_CONFIG_HOME": str(copy.directory / "caches" / "config")}
-    copy.environment = {**baked.environment, **own, "HOME": str(copy.directory)}
-    return copy
+    return baked.copy(tmp_path / "copy")
+
+
+@pytest.fixture
+def other(copied):
+    """The variable that names another key."""
+    path = copied.directory / "other.key"
+    path.write_bytes(os.urandom(32))
+    path.chmod(0o600)
+    return {"SAFECACHE_KEY_FILE": str(path)}
 
 
 def told(report):
     return [(each["what"].partition(" (")[0], each["baked"], each["here"]) for each in report["differences"]]
 
 
-def test_cache_from_elsewhere_with_its_key_is_green_and_hits(copied):
+def test_cache_from_elsewhere_with_its_key_is_green_and_hits(copied, zygote):
     """At another path, with variables that are in no key."""
-    said = copied.say("preflight", str(copied.cache), TORCH_LOGS="+dynamo")
+    said = copied.say("preflight", str(copied.cache))
     assert said.returncode == 0 and "every entry can hit here" in said.stdout, said.stdout + said.stderr
-    assert not copied.misses()
+    assert not copied.misses_in_fork(zygote)
 
 
-@pytest.mark.parametrize(
-    "name, value",
-    [
-        ("TORCHINDUCTOR_MAX_AUTOTUNE", "1"),
-        pytest.param("TORCHINDUCTOR_FREEZING", "1", marks=EXHAUSTIVE),
-        pytest.param("TORCHINDUCTOR_COMPREHENSIVE_PADDING", "0", marks=EXHAUSTIVE),
-    ],
-)
-def test_variable_of_a_setting_is_named_with_its_remedy_and_misses(copied, name, value):
-    report = copied.check(**{name: value})
-    assert report["misses"] and told(report) == [(name, "unset", value)], report
-    assert report["differences"][0]["remedy"] == f"unset {name}"
-    assert copied.misses(**{name: value})
+def test_variable_of_a_setting_is_named_with_its_remedy_and_misses(copied, mixed):
+    report = copied.check(**{NAME: "0"})
+    assert report["misses"] and told(report) == [(NAME, "unset", "0")], report
+    assert report["differences"][0]["remedy"] == f"unset {NAME}"
+    assert mixed.missed
 
 
 @EXHAUSTIVE
@@ -125,12 +188,12 @@ def test_setting_that_is_decided_otherwise_is_named_and_misses(copied):
 
 @EXHAUSTIVE
 def test_value_that_was_set_there_is_to_be_exported(tmp_path):
-    home = Baked(tmp_path, TORCHINDUCTOR_COMPREHENSIVE_PADDING="0")
+    home = Baked(tmp_path, **{NAME: "0"})
     report = home.check()
-    assert told(report) == [("TORCHINDUCTOR_COMPREHENSIVE_PADDING", "0", "unset")]
-    assert report["differences"][0]["remedy"] == "export TORCHINDUCTOR_COMPREHENSIVE_PADDING=0"
-    assert not home.check(TORCHINDUCTOR_COMPREHENSIVE_PADDING="0")["misses"]
-    assert not home.misses(TORCHINDUCTOR_COMPREHENSIVE_PADDING="0") and home.misses()
+    assert told(report) == [(NAME, "0", "unset")]
+    assert report["differences"][0]["remedy"] == f"export {NAME}=0"
+    assert not home.check(**{NAME: "0"})["misses"]
+    assert not home.misses(**{NAME: "0"}) and home.misses()
 
 
 @EXHAUSTIVE
@@ -140,22 +203,16 @@ def test_what_the_program_chooses_itself_is_no_difference(tmp_path):
     assert report["differences"] == [] and not home.misses()
 
 
-def test_other_key_and_namespace_are_named_and_miss(copied):
+def test_other_key_and_namespace_are_named_and_miss(copied, other, zygote):
     report = copied.check(SAFECACHE_NAMESPACE="production")
     assert told(report) == [("SAFECACHE_NAMESPACE", "default", "production")], report
     assert report["differences"][0]["remedy"] == "export SAFECACHE_NAMESPACE=default"
-    other = copied.directory / "other.key"
-    other.write_bytes(os.urandom(32))
-    other.chmod(0o600)
-    report = copied.check(SAFECACHE_KEY_FILE=str(other))
+    report = copied.check(**other)
     assert [what for what, *_ in told(report)] == ["signing key [unknown key]"], report
     assert "safecache keys trust" in report["differences"][0]["remedy"]
-    assert copied.misses(SAFECACHE_KEY_FILE=str(other))
-
-
-@EXHAUSTIVE
-def test_other_namespace_misses(copied):
-    assert copied.misses(SAFECACHE_NAMESPACE="production")
+    for changed in (other, {"SAFECACHE_NAMESPACE": "production"}):
+        used = copied.copy(copied.directory.with_name(min(changed)))
+        assert used.misses_in_fork(zygote, **changed)
 
 
 @EXHAUSTIVE
@@ -166,7 +223,8 @@ def test_other_torch_is_named_alone(copied):
     code = "import torch.version\ntorch.version.__version__ = torch.__version__ = '2.99.0'\n"
     shutil.copytree(os.path.join(copied.bootstrap), site / "bootstrap")
     (site / "sitecustomize.py").write_text(code)
-    report = copied.check(PYTHONPATH=os.pathsep.join([str(site), copied.environment["PYTHONPATH"]]))
+    path = os.pathsep.join([str(site), copied.environment["PYTHONPATH"]])
+    report = json.loads(Home.say(copied, "preflight", str(copied.cache), "--json", PYTHONPATH=path).stdout)
     assert [(what, here) for what, _, here in told(report)] == [("torch", "2.99.0")], report
 
 
@@ -191,8 +249,8 @@ def test_damaged_seal_is_named(copied):
 @EXHAUSTIVE
 def test_unpacked_directory_is_looked_into(copied, tmp_path):
     shutil.move(copied.cache, tmp_path / "unpacked" / "inductor")
-    said = copied.say("preflight", str(tmp_path / "unpacked"), "--json")
-    assert said.returncode == 0 and json.loads(said.stdout)["groups"] > 3
+    report = copied.check(tmp_path / "unpacked")
+    assert not report["misses"] and report["groups"] > 3
 
 
 @EXHAUSTIVE
@@ -207,8 +265,6 @@ def test_cuda_is_not_initialised_and_no_gpu_is_a_note(copied):
         assert "torch" not in sys.modules
         print(json.dumps([[each.what, each.misses] for each in found]))
         """
-    import textwrap
-
     said = copied.python("-c", textwrap.dedent(code), str(copied.cache), SAFECACHE="0", PATH="/usr/bin:/bin")
     assert said.returncode == 0, said.stderr
     if not os.path.exists("/proc/driver/nvidia/version"):
@@ -216,8 +272,9 @@ def test_cuda_is_not_initialised_and_no_gpu_is_a_note(copied):
 
 
 def test_what_is_collected_is_the_same_each_time_and_names_nobody(copied):
-    code = "import json, sys; from safecache.upkeep import preflight; print(json.dumps(preflight.collected([sys.argv[1]])))"
-    texts = {copied.python("-c", code, str(copied.cache), SAFECACHE="0", PYTHONHASHSEED=seed).stdout for seed in "12"}
+    texts = {
+        copied.python("-c", COLLECT, str(copied.cache), SAFECACHE="0", PYTHONHASHSEED=seed).stdout for seed in "12"
+    }
     (text,) = texts
     assert os.uname().nodename not in json.dumps({k: v for k, v in json.loads(text).items() if k != "components"})
     assert len(text) < 100_000
@@ -226,8 +283,7 @@ def test_what_is_collected_is_the_same_each_time_and_names_nobody(copied):
 @EXHAUSTIVE
 def test_secret_in_the_environment_is_not_collected(tmp_path):
     home = Baked(tmp_path, TORCHINDUCTOR_REDIS_URL="redis://:hunter2@localhost", TORCH_AUTH_TOKEN="hunter2")
-    code = "import json, sys; from safecache.upkeep import preflight; print(json.dumps(preflight.collected([sys.argv[1]])))"
-    said = home.python("-c", code, str(home.cache), SAFECACHE="0")
+    said = home.python("-c", COLLECT, str(home.cache), SAFECACHE="0")
     assert said.returncode == 0 and "TORCH_AUTH_TOKEN" in said.stdout and "hunter2" not in said.stdout
 
 
@@ -270,40 +326,31 @@ def pack(copied):
     return path
 
 
-def test_pack_is_judged_by_its_manifest_alone(copied, pack):
+def test_pack_is_judged_by_its_manifest_alone(copied, pack, zygote):
     shutil.rmtree(copied.cache)
     said = copied.say("preflight", str(pack))
     assert said.returncode == 0 and "every entry can hit here" in said.stdout, said.stdout + said.stderr
-    assert not copied.misses(SAFECACHE_LOWER=str(pack))
-    shutil.rmtree(copied.cache)
-    said = copied.say("preflight", str(pack), "--json", TORCHINDUCTOR_MAX_AUTOTUNE="1")
-    assert said.returncode == 1 and told(json.loads(said.stdout)) == [("TORCHINDUCTOR_MAX_AUTOTUNE", "unset", "1")]
-    assert copied.misses(SAFECACHE_LOWER=str(pack), TORCHINDUCTOR_MAX_AUTOTUNE="1")
+    assert told(copied.check(pack, **{NAME: "0"})) == [(NAME, "unset", "0")]
+    assert not copied.misses_in_fork(zygote, SAFECACHE_LOWER=str(pack))
 
 
-def test_pack_of_another_key_or_altered_says_nothing_but_that(copied, pack):
-    other = copied.directory / "other.key"
-    other.write_bytes(os.urandom(32))
-    other.chmod(0o600)
-    said = copied.say("preflight", str(pack), SAFECACHE_KEY_FILE=str(other))
+def test_pack_of_another_key_or_altered_says_nothing_but_that(copied, pack, other):
+    said = copied.say("preflight", str(pack), **other)
     assert said.returncode == 1 and "is not used" in said.stdout and "SAFECACHE_KEY_FILE" in said.stdout, said.stdout
     assert said.stdout.count("misses:") == 1
     content = bytearray(pack.read_bytes())
     content[40] ^= 1
     pack.write_bytes(content)
-    said = copied.say("preflight", str(pack), "--json")
-    assert said.returncode == 1 and [what for what, *_ in told(json.loads(said.stdout))] == ["the pack"]
+    report = copied.check(pack)
+    assert report["misses"] and [what for what, *_ in told(report)] == ["the pack"]
 
 
-def test_packs_that_are_merged_keep_what_both_were_made_with(copied, pack):
+def test_packs_that_are_merged_keep_what_both_were_made_with(copied, pack, mixed):
     joined = copied.directory / "joined.safecache"
-    assert (
-        copied.python("program.py", **copied._activated({"TORCHINDUCTOR_COMPREHENSIVE_PADDING": "0"})).returncode == 0
-    )
-    said = copied.say("merge", str(pack), str(copied.cache), "-o", str(joined))
+    said = copied.say("merge", str(pack), str(mixed.cache), "-o", str(joined))
     assert said.returncode == 0, said.stdout + said.stderr
-    for value in ("0", "1"):
-        said = copied.say("preflight", str(joined), "--json", TORCHINDUCTOR_COMPREHENSIVE_PADDING=value)
+    for here_too in ({}, {NAME: "0"}):
+        said = copied.say("preflight", str(joined), "--json", **here_too)
         assert said.returncode == 0 and "of a part of it" in said.stdout, said.stdout
     merged = preflight.joined([_parts(gpu=["sm_80"]), _parts(gpu=["sm_90"])])
     assert merged["builds"]["gpu"] == ["sm_80", "sm_90"] and merged["groups"] == 2
@@ -315,7 +362,6 @@ def test_path_in_the_home_of_whoever_filled_it_is_not_collected(tmp_path):
     compiler = tmp_path / "g++-own"
     compiler.symlink_to(shutil.which("g++"))
     home = Baked(tmp_path, CXX=str(compiler))
-    code = "import json, sys; from safecache.upkeep import preflight; print(json.dumps(preflight.collected([sys.argv[1]])))"
-    said = home.python("-c", code, str(home.cache), SAFECACHE="0")
+    said = home.python("-c", COLLECT, str(home.cache), SAFECACHE="0")
     assert said.returncode == 0 and "inductor config cpp.cxx" in said.stdout and str(tmp_path) not in said.stdout
     assert [(what, there) for what, there, _ in told(home.check())] == [("inductor config cpp.cxx", "(not shown)")]

@@ -1,7 +1,8 @@
-"""Who is killed, at whatever system call, leaves the old file or the new one, and nothing that stays."""
+"""Who is killed, whatever it has changed by then, leaves the old file or the new one, and nothing that stays."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
@@ -19,9 +20,13 @@ from safecache.store import entry_files
 
 
 def killed(action, root, there):
-    """Kill it at each of its system calls, the cache prepared anew each time; yields what was there, and the call."""
+    """Kill it after each system call that may change the disk, the cache prepared anew each time.
+
+    Yields what was there, and the call that it was killed at. At the others it leaves what it leaves at the one before.
+    """
     traced.prepare(root, there)
-    for call in traced.calls(action, root):
+    calls = traced.calls(action, root)
+    for call in [calls[0], *(after for before, after in itertools.pairwise(calls) if before.changes), calls[-1]]:
         entry = traced.prepare(root, there)
         done = traced.run(
             action, root, "-e", f"trace={call.name}", "-e", f"inject={call.name}:signal=KILL:when={call.number}"

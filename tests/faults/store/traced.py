@@ -42,13 +42,17 @@ ACTIONS = {
 _IMPORTS = {"compile": "from flights import flyer"}
 # Of memory, which changes nothing that outlives the process.
 _NOT_OF_FILES = {"mmap", "munmap", "mprotect", "brk", "+++"}
+# After which all on the disk is as it was before, as after an open without these flags.
+_LOOKING = {"close", "fcntl", "flock", "fstat", "getdents64", "ioctl", "lseek", "newfstatat", "read", "readlink"}
+_CHANGING = ("O_CREAT", "O_TRUNC", "O_TMPFILE")
 
 
 class Call(NamedTuple):
-    """A system call that an action makes, and which of its name in the whole process."""
+    """A system call that an action makes, which of its name in the whole process, and whether it may change the disk."""
 
     name: str
     number: int
+    changes: bool
 
 
 def run(action: str, root: Path, *options: str, waits: str = "always") -> subprocess.CompletedProcess[str]:
@@ -74,7 +78,8 @@ def calls(action: str, root: Path) -> list[Call]:
         counts[name] += 1
         within = within and _END not in line
         if within and name not in _NOT_OF_FILES:
-            found.append(Call(name, counts[name]))
+            looks = name in _LOOKING or (name.startswith("open") and not any(flag in line for flag in _CHANGING))
+            found.append(Call(name, counts[name], not looks))
         within = within or _START in line
     assert found and not within
     return found

@@ -130,11 +130,13 @@ def dot(a, b, c, N: tl.constexpr, PRECISION: tl.constexpr):
 DESCRIBED = {"source": "tensordesc<fp16[64,64]>", "out": "tensordesc<fp16[64,64]>", "BLOCK": "constexpr"}
 LIBRARIES = {"libdevice": str(Path(triton.__file__).parent / "backends" / "nvidia" / "lib" / "libdevice.10.bc")}
 FUSED = {"enable_fp_fusion": False, "enable_reflect_ftz": False}
+OPTIONS = {"num_warps": 8, "num_stages": 1, "maxnreg": 64, "debug": True, "ptx_options": "--opt-level 1"}
+OPTIONS |= {"launch_pdl": True, "launch_cooperative_grid": True}
 
 CASES = [
     case(atomics, "*i32 *i32", BLOCK=128),
     case(scans, "*fp32", BLOCK=128),
-    case(sorts, "*fp32", BLOCK=64),
+    case(sorts, "*fp32", BLOCK=8),
     case(gathers, "*fp32 *i32", ROWS=16, COLUMNS=16),
     case(arg_reductions, "*fp32 *i32", ROWS=16, COLUMNS=32),
     case(variance, "*fp32", BLOCK=256),
@@ -147,15 +149,11 @@ CASES = [
     case(integers, "*i32 u32 i8", BLOCK=128, num_warps=1),
     case(dot, "*fp32 *fp32 *fp32", N=32, PRECISION="tf32x3", name="dot_tf32x3"),
     case(dot, "*fp32 *fp32 *fp32", N=32, PRECISION="ieee", **FUSED, name="dot_ieee"),
-    case(dot, "*fp16 *fp16 *fp32", N=64, PRECISION="tf32", num_warps=8, num_stages=1, maxnreg=64, name="dot_maxnreg"),
-    case(dot, "*fp16 *fp16 *fp32", N=64, PRECISION="tf32", debug=True, ptx_options="--opt-level 1", name="dot_debug"),
-    case(
-        dot, "*fp16 *fp16 *fp32", N=64, PRECISION="tf32", launch_pdl=True, launch_cooperative_grid=True, name="dot_pdl"
-    ),
+    case(dot, "*fp16 *fp16 *fp32", N=32, PRECISION="tf32", **OPTIONS, name="dot_options"),
     case(dot, "*fp16 *fp16 *fp32", N=32, PRECISION="tf32", arch=75, name="dot_sm75"),
-    case(dot, "*fp16 *fp16 *fp32", N=128, PRECISION="tf32", arch=100, name="dot_sm100"),
-    case(dot, "*fp16 *fp16 *fp32", N=32, PRECISION="tf32", instrumentation_mode="consan", name="dot_consan"),
+    case(dot, "*fp16 *fp16 *fp32", N=64, PRECISION="tf32", arch=100, name="dot_sm100"),
+    case(dot, "*fp16 *fp16 *fp32", N=16, PRECISION="tf32", instrumentation_mode="consan", name="dot_consan"),
     case(integers, "*i32 u32 i8", BLOCK=64, extern_libs=LIBRARIES, name="libraries"),
-    case(dot, "*fp16 *fp16 *fp32", N=64, PRECISION="ieee", arch="gfx942", matrix_instr_nonkdim=16, name="dot_gfx942"),
-    case(sorts, "*fp32", BLOCK=64, arch="gfx90a", waves_per_eu=2, name="sorts_gfx90a"),
+    case(dot, "*fp16 *fp16 *fp32", N=32, PRECISION="ieee", arch="gfx942", matrix_instr_nonkdim=16, name="dot_gfx942"),
+    case(sorts, "*fp32", BLOCK=8, arch="gfx90a", waves_per_eu=2, name="sorts_gfx90a"),
 ]

@@ -253,9 +253,8 @@ def block_scaled(a_ptr, sa_ptr, b_ptr, sb_ptr, c_ptr, M: tl.constexpr, N: tl.con
     tl.store(c_ptr + m[:, None] * N + n[None, :], c)
 
 
-TILE = {"BLOCK_SIZE_M": 64, "BLOCK_SIZE_N": 64, "BLOCK_SIZE_K": 32, "GROUP_SIZE_M": 8, "ACTIVATION": ""}
+TILE = {"BLOCK_SIZE_M": 64, "BLOCK_SIZE_N": 32, "BLOCK_SIZE_K": 32, "GROUP_SIZE_M": 8, "ACTIVATION": ""}
 RELU = TILE | {"ACTIVATION": "leaky_relu"}
-LARGE = TILE | {"BLOCK_SIZE_M": 128, "BLOCK_SIZE_K": 64}
 INTS = "i32 i32 i32 i32 i32 i32 i32 i32 i32"
 
 CASES = [
@@ -264,16 +263,15 @@ CASES = [
     case(softmax, "*fp32 *fp32 i32 i32 i32 i32", BLOCK_SIZE=1024, num_stages=2, num_warps=8),
     case(matmul, f"*fp16 *fp16 *fp16 {INTS}", **TILE),
     case(matmul, f"*fp16 *fp16 *fp16 {INTS}", **RELU, num_warps=8, num_stages=2, name="matmul_relu"),
-    case(matmul, f"*fp8e5 *fp8e5 *fp16 {INTS}", **LARGE, num_warps=4, num_stages=4, name="matmul_fp8"),
+    case(matmul, f"*fp8e5 *fp8e5 *fp16 {INTS}", **TILE, num_warps=4, num_stages=4, name="matmul_fp8"),
     case(matmul, f"*fp32 *fp32 *fp32 {INTS}", **TILE, arch=80, maxnreg=128, name="matmul_tf32_sm80"),
-    case(matmul, f"*fp16 *fp16 *fp16 {INTS}", **LARGE, num_ctas=2, name="matmul_two_ctas"),
-    case(matmul_persistent, "*fp16 *fp16 *fp16 i32 i32 i32", BM=128, BN=64, BK=64, SMS=132, num_warps=4),
-    case(matmul_persistent, "*fp8e5 *fp8e5 *fp16 i32 i32 i32", BM=64, BN=64, BK=128, SMS=132, name="persistent_fp8"),
+    case(matmul, f"*fp16 *fp16 *fp16 {INTS}", **TILE, num_ctas=2, name="matmul_two_ctas"),
+    case(matmul_persistent, "*fp16 *fp16 *fp16 i32 i32 i32", BM=64, BN=32, BK=64, SMS=132, num_warps=4),
     case(seeded_dropout, "*fp32 *fp32 i32 fp32 i32", BLOCK_SIZE=512),
-    case(layer_norm_forward, "*fp16 *fp16 *fp16 *fp16 *fp32 *fp32 i32 i32 fp32", BLOCK_SIZE=1024),
-    case(layer_norm_backward, "*fp16 *fp16 *fp16 *fp16 *fp16 *fp16 *fp32 *fp32 *i32 i32 i32", GROUP=64, BLOCK=512),
-    case(attention, "*fp16 *fp16 *fp16 *fp16 fp32 i32", BLOCK_M=64, BLOCK_N=64, HEAD=64),
+    case(layer_norm_forward, "*fp16 *fp16 *fp16 *fp16 *fp32 *fp32 i32 i32 fp32", BLOCK_SIZE=256),
+    case(layer_norm_backward, "*fp16 *fp16 *fp16 *fp16 *fp16 *fp16 *fp32 *fp32 *i32 i32 i32", GROUP=64, BLOCK=256),
+    case(attention, "*fp16 *fp16 *fp16 *fp16 fp32 i32", BLOCK_M=64, BLOCK_N=32, HEAD=32),
     case(asin, "*fp32 *fp32 i32", BLOCK_SIZE=256),
-    case(grouped_matmul, "*i64 *i64 *i64 *i32 *i32 i32", SMS=84, BM=64, BN=64, BK=32),
-    case(block_scaled, "*u8 *u8 *u8 *u8 *fp32", M=128, N=64, K=128),
+    case(grouped_matmul, "*i64 *i64 *i64 *i32 *i32 i32", SMS=84, BM=16, BN=16, BK=16),
+    case(block_scaled, "*u8 *u8 *u8 *u8 *fp32", M=32, N=16, K=64),
 ]

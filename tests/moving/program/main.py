@@ -1,4 +1,7 @@
-"""Runs the functions here that its arguments name, each in a fork, and prints what each came to, a line of JSON each."""
+"""Runs the functions here that its arguments name, each in a fork, and prints what each came to, a line of JSON each.
+
+An argument may have assignments of variables after the name, for that fork alone.
+"""
 
 import json
 import os
@@ -104,34 +107,20 @@ def amd_options():
     return make_backend(GPUTarget("hip", "gfx942", 64)).parse_options({"arch": "gfx942"}).hash()
 
 
-def settings():
-    """Returns the names of settings in torch's keys that name a path, or could."""
-    import re
-
-    from torch._functorch import config as functorch
-    from torch._inductor import config as inductor
-
-    found = []
-    for module, title in ((inductor, "inductor"), (functorch, "functorch")):
-        for name, value in module.save_config_portable(ignore_private_configs=False).items():
-            named = re.search(r"(path|_dir|_home|_root|cxx|_libs?|_library|_output)$", name)
-            if named or (isinstance(value, str) and "/" in value):
-                found.append(f"{title} config {name}")
-    return found
-
-
 def extension():
     from torch.utils.cpp_extension import load_inline
 
     load_inline("moving_extension", "int three() { return 3; }", functions=["three"])
 
 
-WITHOUT_CPU_KERNELS = frozenset({"kernel", "amd_options", "extension", "settings"})
+WITHOUT_CPU_KERNELS = frozenset({"kernel", "amd_options", "extension"})
 
 
-def _run(name):
-    outcome = {"scene": name}
+def _run(scene):
+    outcome = {"scene": scene}
+    name, *assignments = scene.split()
     try:
+        os.environ.update(each.split("=", 1) for each in assignments)
         outcome["result"] = globals()[name]()
     except BaseException:
         outcome["error"] = traceback.format_exc()[-3000:]
@@ -139,12 +128,12 @@ def _run(name):
     print(json.dumps(outcome), flush=True)
 
 
-if not WITHOUT_CPU_KERNELS.issuperset(sys.argv[1:]):
+if not WITHOUT_CPU_KERNELS.issuperset(scene.split()[0] for scene in sys.argv[1:]):
     # Torch does so at the first C++ kernel; up to 2.12 it takes 20 s of CPU, which each child would spend.
     torch._inductor.cpu_vec_isa.valid_vec_isa_list()
-for name in sys.argv[1:]:
+for argument in sys.argv[1:]:
     child = os.fork()
     if child == 0:
-        _run(name)
+        _run(argument)
         sys.exit(0)
     os.waitpid(child, 0)
