@@ -16,7 +16,7 @@ from safecache.places import layout
 from safecache.settings import config, timestamps
 from safecache.tiers import levels
 from safecache.trials import strikes
-from safecache.upkeep import struck
+from safecache.upkeep import quarantined
 
 __all__ = ["add", "run"]
 
@@ -48,7 +48,7 @@ def _roots(caches: list[str]) -> Iterator[str]:
 
 def _list(roots: list[str], *, as_json: bool) -> int:
     found = [row for root in roots for row in _rows(root)]
-    first_runs = list(struck.listed(roots))
+    first_runs = list(quarantined.list_struck(roots))
     if as_json:
         rows = [each._asdict() | {"moment": timestamps.write(each.moment), "state": each.state} for each in first_runs]
         print(json.dumps({"crashed": found, "first_runs": rows}))

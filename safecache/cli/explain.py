@@ -13,9 +13,8 @@ from safecache.errors import printable
 from safecache.explain import explanations, key_records
 from safecache.explain.explanations import Explanation
 from safecache.explain.key_records import KeyRecord
-from safecache.history import run_summary, shared_compiles
-from safecache.history.run_summary import Line
-from safecache.history.shared_compiles import Shared
+from safecache.history import run_summary
+from safecache.history.run_summary import Line, Shared
 from safecache.places import layout
 from safecache.ports import Outcome
 from safecache.reporting.kinds import Kind, Reason
@@ -78,7 +77,7 @@ def _of_cache(root: str, what: str, of_run: str | None, told: set[tuple[Kind, st
     """By the journal, where there is one; what it does not have, by the records alone, if they are not ``told``."""
     records = {(record.kind, record.key): record for record in key_records.every(root)}
     lines = run_summary.read(root)
-    shared = shared_compiles.find(lines)
+    shared = run_summary.find(lines)
     for line in reversed(lines):
         if of_run not in (None, line.run) or not (what in line.name or line.key.startswith(what)):
             continue

@@ -16,10 +16,9 @@ from safecache.cli import explain, ls, stats
 from safecache.doctor.examination import examine
 from safecache.doctor.finding import Finding
 from safecache.errors import printable
-from safecache.history import run_summary, shared_compiles
+from safecache.history import run_summary
 from safecache.history.lookups import Time
-from safecache.history.run_summary import Line, Process, Summary
-from safecache.history.shared_compiles import Shared
+from safecache.history.run_summary import Line, Process, Shared, Summary
 from safecache.ports import Outcome
 from safecache.reporting.kinds import LOOKED_UP, Kind
 from safecache.settings import timestamps
@@ -123,7 +122,7 @@ def gather(directories: Sequence[str], run: str) -> Facts | None:
     of_run = [line for line in lines if run == run_summary.ALL or line.run == summary.run]
     misses = _misses(summary.missed, explain.causes(directories))
     biggest, oldest, total = _entries(directories)
-    shared = list(shared_compiles.find(lines, summary.run).values())
+    shared = list(run_summary.find(lines, summary.run).values())
     return Facts(
         run=summary.run,
         start=timestamps.write(min(line.time for line in of_run)),

@@ -18,10 +18,9 @@ from rich.text import Text
 from safecache.cli import ls
 from safecache.cli.arguments import add_directories, add_json
 from safecache.errors import printable
-from safecache.history import run_summary, shared_compiles
+from safecache.history import run_summary
 from safecache.history.lookups import Time, time_label
-from safecache.history.run_summary import ALL, LAST, Line, Process, Summary
-from safecache.history.shared_compiles import Shared
+from safecache.history.run_summary import ALL, LAST, Line, Process, Shared, Summary
 from safecache.places import layout
 from safecache.ports import Outcome
 from safecache.reporting import policy
@@ -69,7 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
     summary = run_summary.summarise(lines, arguments.run)
     if summary is None:
         return say_there_is_none(arguments, directories)
-    shared = list(shared_compiles.find(lines, summary.run).values())
+    shared = list(run_summary.find(lines, summary.run).values())
     others = [] if summary.run == ALL else sorted({line.run for line in lines} - {summary.run})
     if arguments.json:
         print(json.dumps(_report(summary, shared) | {"other_runs": others}))

@@ -1,31 +1,72 @@
-"""Libraries that Inductor builds from what it generated: found verified, in this tier or a lower one, or built."""
+"""Finds the libraries that Inductor builds, verified, in a tier, or builds them: alone, if others can write there."""
 
 from __future__ import annotations
 
 import copy
+import itertools
+import logging
 import os
+import re
 import shlex
-from collections.abc import Callable, Iterable
-from contextlib import suppress
-from typing import Any
+import signal
+import socket
+import stat
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, TypeVar
 
 from safecache import compiles
-from safecache.code import generated, private_build
+from safecache.code import generated, sources
 from safecache.code.generated import root_of
-from safecache.files import folders, private_directory, temporaries
+from safecache.errors import EntryRefusedError
+from safecache.files import folders, opening, ownership, private_directory, temporaries
 from safecache.places.layout import LOADED, CodeFile
 from safecache.places.refs import locate
 from safecache.ports import Requested, plugs, tell
 from safecache.reporting import events
 from safecache.reporting.kinds import Kind, Reason
+from safecache.session import Part, inherit
+from safecache.settings import config
 from safecache.store import attestations, bundles, directories, entry_files, gate, manifests
 from safecache.tiers import directory_faults
 
-__all__ = ["Build", "are_attested", "attach_inputs", "current_build", "mark_loaded"]
+__all__ = [
+    "Build",
+    "are_attested",
+    "attach_inputs",
+    "check_inputs",
+    "command",
+    "current_build",
+    "is_dispensable",
+    "is_needed",
+    "mark_loaded",
+    "publish",
+    "run",
+    "signal_of",
+]
 
 _SCRATCH = "CxxBuild"
 # As torch ends the name of the source that the library of a kernel is named after.
 _MAIN = ".main.cpp"
+
+# GCC's precompiled headers can lie anywhere, Clang's only beside their sources.
+_PRECOMPILED, _IMMOVABLE = ".gch", ".pch"
+
+# The whole content of a header that torch precompiles: it includes one of torch's own.
+_INCLUDES = re.compile(rb"#include <torch/[a-zA-Z0-9_]+(/[a-zA-Z0-9_]+)*\.h>\s*")
+
+_headers: Part[dict[str, str]] = Part(dict, inherit)
+
+T = TypeVar("T")
+
+# What the drivers of GCC and of Clang print when the compiler proper was ended.
+_PRINTED = re.compile(r"error: (?:(.+) signal terminated program|unable to execute command: (.+))")
+# Those by which a user, or whoever stops a server, ends all of its processes.
+_WANTED = {signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM}
+_PAUSE = 0.2  # seconds
 
 
 def current_build() -> Build:
@@ -65,7 +106,7 @@ class Build:
         Raises directory_faults.Unsettled if it cannot be quarantined or verified; EntryRefusedError in strict mode.
         """
         # A precompiled header of 150 MB is verified when something is built with it.
-        if not self._verifies or private_build.is_dispensable(path):
+        if not self._verifies or is_dispensable(path):
             return
         root = root_of(path)
         try:
@@ -92,12 +133,12 @@ class Build:
             path = builder.get_target_file_path()
             root = root_of(path)
             result = None
-            privately = private_build.is_needed(path) and _build_privately(builder, path, root)
+            privately = is_needed(path) and _build_privately(builder, path, root)
             if not privately:
                 command = shlex.split(builder.get_command_line())
                 if sources_of_parent is not None:
-                    private_build.check_inputs(command, path, root, generated.headers_folder() or "")
-                if private_build.is_dispensable(path) and command.count(path) == 1:
+                    check_inputs(command, path, root, generated.headers_folder() or "")
+                if is_dispensable(path) and command.count(path) == 1:
                     self._make_unseen(builder, command, path, root)
                 else:
                     result = self._make(make, builder)
@@ -133,9 +174,7 @@ def are_attested(paths: Iterable[str]) -> bool:
 
 def _is_attested(path: str) -> bool:
     # A precompiled header of 150 MB is verified when something is built with it.
-    return (
-        os.path.isfile(path) if private_build.is_dispensable(path) else gate.is_attested(CodeFile(path, root_of(path)))
-    )
+    return os.path.isfile(path) if is_dispensable(path) else gate.is_attested(CodeFile(path, root_of(path)))
 
 
 def attach_inputs(builder: Any, sources: str | list[str], options: Any) -> None:
@@ -172,19 +211,211 @@ def _is_fetched(path: str, root: str) -> bool:
 def _build_privately(builder: Any, path: str, root: str) -> bool:
     """Build ``path`` in a private directory and publish it; False, and reported, if the builder is of unknown form."""
     with private_directory.create_temporary() as directory:
-        command = private_build.command(shlex.split(builder.get_command_line()), path, root, directory)
-        if command is not None:
+        moved = command(shlex.split(builder.get_command_line()), path, root, directory)
+        if moved is not None:
             private = copy.copy(builder)
             private._name, private._output_dir = "build", directory
-            private.get_command_line = lambda: shlex.join(command)
+            private.get_command_line = lambda: shlex.join(moved)
             try:
                 private.build()
             except Exception:
-                if not private_build.is_dispensable(path):
+                if not is_dispensable(path):
                     raise
                 return True
-            if private_build.publish(directory, path, root):
+            if publish(directory, path, root):
                 return True
     message = f"{path} was built where others can write, for what it is built of is not known to safecache."
     events.report(Reason.STOOD_DOWN, message, cause=root, remedy="Build where nobody else can.")
     return False
+
+
+def is_needed(target: str) -> bool:
+    """Whether others could replace files beside ``target`` while it is built."""
+    return ownership.why_not_private(os.path.dirname(target)) is not None
+
+
+def is_dispensable(target: str) -> bool:
+    """Whether ``target`` can be done without: a precompiled header, of some hundred megabytes."""
+    return target.endswith((_PRECOMPILED, _IMMOVABLE))
+
+
+def check_inputs(stock: list[str], target: str, root: str, headers: str) -> None:
+    """Ensure that the ``stock`` command line only reads attested files below the cache ``root`` and ``headers``.
+
+    ``headers``: where torch keeps those that it precompiles. An unattested precompiled header is quarantined, so that
+    the compiler reads the header itself. Raises EntryRefusedError for any other unattested file, and OSError for one
+    that cannot be read.
+    """
+    # Not the compiler, the first word, which may have just been installed in the cache.
+    for option, word in itertools.pairwise(stock):
+        if option == "-include" and word.startswith(os.path.join(headers, "")):
+            _check_header(word)
+        elif word != target and word.startswith(os.path.join(root, "")) and not os.path.isdir(word):
+            _check(word, root)
+
+
+def _check_header(path: str) -> None:
+    directory = os.path.dirname(path)
+    if not attestations.is_expected(path):
+        # Made before the hooks were on, or in a process that did not report it: torch makes it once per process.
+        with suppress(opening.UnusableEntry):
+            content = entry_files.read_entry(path, entry_files.max_entry_size(Kind.SOURCE))
+            if _INCLUDES.fullmatch(content):
+                attestations.attest_in_process(path, content)
+    _check(path, directory)
+    for compiled in (path + _PRECOMPILED, path + _IMMOVABLE):
+        # The compiler may be able to read a moment later what cannot be read now.
+        if os.path.lexists(compiled) and gate.quarantine_unattested(CodeFile(compiled, directory)):
+            _check(compiled, directory)
+
+
+def _check(path: str, root: str) -> None:
+    if gate.refusal_for_file(CodeFile(path, root)) is not None:
+        raise EntryRefusedError(f"safecache: {path} was replaced while something was built of it.")
+
+
+def command(stock: list[str], target: str, root: str, directory: str) -> list[str] | None:
+    """The ``stock`` command line, with what it reads and writes below the cache ``root`` moved to ``directory``.
+
+    None if it has an unknown form. Raises EntryRefusedError for an input that was replaced, and OSError for one that is
+    gone or cannot be copied.
+    """
+    if stock.count(target) != 1 or target.endswith(_IMMOVABLE):
+        return None
+    words: list[str] = []
+    for option, word in itertools.pairwise(["", *stock]):
+        ours: str | None = word
+        if word == target:
+            ours = _inside(directory, target)
+        elif option == "-include" and is_needed(word):
+            ours = _header(word)
+        elif word.startswith(os.path.join(root, "")):
+            ours = _input(word, directory)
+        elif root in word:
+            ours = None
+        if ours is None:
+            return None
+        words.append(ours)
+    # For a compiler's own intermediate files, if the temporary directory cannot be trusted.
+    elsewhere = os.path.dirname(directory) != tempfile.gettempdir()
+    return ["env", f"TMPDIR={directory}", *words] if elsewhere else words
+
+
+def publish(directory: str, target: str, root: str) -> bool:
+    """Attest the output of a build in ``directory`` and put it at ``target``; False if there is no output.
+
+    Raises OSError.
+    """
+    try:
+        with open(_inside(directory, target), "rb") as file:
+            content, mode = file.read(), stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+    except FileNotFoundError:
+        return False
+    gate.attest_file(CodeFile(target, root), content=content)
+    entry_files.publish(target, content, root, mode)
+    return True
+
+
+def _inside(directory: str, path: str) -> str:
+    return os.path.join(directory, os.path.basename(path))
+
+
+def _input(path: str, directory: str) -> str | None:
+    content = sources.known_text(path)
+    if content is None:
+        if not attestations.is_expected(path):
+            return None
+        try:
+            content = entry_files.read_entry(path, entry_files.max_entry_size(Kind.SOURCE))
+        except FileNotFoundError:
+            raise  # the cache was cleared, nothing was replaced: it can be built elsewhere
+        except (OSError, opening.UnusableEntry):
+            content = None
+        if content is None or not attestations.is_known(path, content):
+            raise EntryRefusedError(f"safecache: {path} was replaced while something was built of it.")
+    copy = _inside(directory, path)
+    with open(copy, "xb") as file:
+        file.write(content)
+    return copy
+
+
+def _header(path: str) -> str | None:
+    """A copy of a header for all builds of this process, with its precompiled form if that is attested.
+
+    None if this process does not keep the header's text.
+    """
+    text = sources.known_text(path)
+    if text is None:
+        return None
+    headers = _headers.now
+    with _headers.lock:
+        place = private_directory.process_directory()
+        if not headers.get(path, "").startswith(place):  # a fork has a directory of its own
+            copy = _inside(tempfile.mkdtemp(prefix="header-", dir=place), path)
+            with open(copy, "xb") as file:
+                file.write(text)
+            _take_precompiled(path, copy)
+            headers[path] = copy
+        return headers[path]
+
+
+def _take_precompiled(path: str, copy: str) -> None:
+    compiled, copied = path + _PRECOMPILED, copy + _PRECOMPILED
+    try:
+        most = entry_files.max_entry_size(Kind.NATIVE_CODE)
+        digest = opening.copy_regular(compiled, opening.check_up_to(most), copied, flags=os.O_NOFOLLOW, limit=most)
+        if attestations.is_known(compiled, digest=digest):
+            return
+    except (OSError, opening.UnusableEntry):
+        pass
+    with suppress(OSError):
+        os.unlink(copied)
+
+
+def run(compile: Callable[[], T]) -> T:
+    """What ``compile`` returns, which runs a compiler: at its second attempt if a signal ended the first.
+
+    No other second attempt of this user is made on this host meanwhile, for at most what SAFECACHE_WAIT says of locks:
+    what ran out of memory side by side would do so again. Raises what the last attempt does.
+    """
+    try:
+        return compile()
+    except Exception as error:
+        ended = signal_of(error)
+        if not ended:
+            raise
+    events.log_line(
+        logging.WARNING,
+        f"safecache: a compiler was ended by a signal ({ended}), as the system does when memory runs out. It is "
+        "started once more, alone; fewer are started at once with TORCHINDUCTOR_COMPILE_THREADS.",
+    )
+    with _alone(time.monotonic() + config.current().lock_timeout):
+        return compile()
+
+
+def signal_of(error: BaseException | None) -> str:
+    """The signal that ended the compiler which failed so, as it was named; "" if none did, or one that a user sends."""
+    while error is not None:
+        if isinstance(error, subprocess.CalledProcessError) and error.returncode < 0:
+            ended = signal.Signals(-error.returncode)
+            return "" if ended in _WANTED else ended.name
+        printed = _PRINTED.search(str(error))
+        if printed is not None:
+            name = (printed[1] or printed[2]).strip()
+            return "" if name in map(signal.strsignal, _WANTED) else name
+        error = error.__cause__
+    return ""
+
+
+@contextmanager
+def _alone(deadline: float) -> Iterator[None]:
+    # A name that the kernel gives to one process at a time, and takes back when that ends; it is no file, unix(7).
+    name = f"\0safecache: compilers of {os.geteuid()}"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as held:
+        while time.monotonic() < deadline:
+            try:
+                held.bind(name)
+                break
+            except OSError:
+                time.sleep(_PAUSE)
+        yield

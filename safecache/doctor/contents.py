@@ -20,7 +20,7 @@ from safecache.settings import config
 from safecache.settings.units import write_age, write_size
 from safecache.store.groups import Group
 from safecache.tiers import levels
-from safecache.upkeep import audit, inventory, quarantined, struck
+from safecache.upkeep import audit, inventory, quarantined
 from safecache.upkeep.audit import Audit, Refused
 
 __all__ = ["check_contents", "check_hits"]
@@ -63,7 +63,7 @@ def _within(root: str) -> Iterator[Finding]:
 
 
 def _struck(root: str) -> Iterator[Finding]:
-    found = list(struck.listed(layout.triton_caches(root)))
+    found = list(quarantined.list_struck(layout.triton_caches(root)))
     if found:
         shown = "; ".join(f"{each.what} ({each.state})" for each in found[:_SHOWN])
         evidence = f"In {root} processes have died in the first run of {shown}{'; …' if len(found) > _SHOWN else ''}."
@@ -188,7 +188,9 @@ def check_hits(environ: Mapping[str, str]) -> Iterator[Finding]:
             if run.hits:
                 break
             unserved.append(run)
-        older = _entries_before(root, unserved[0].began) if unserved else 0
+        older = (
+            sum(0 < folders.modified(entry.path) < unserved[0].began for entry in layout.walk(root)) if unserved else 0
+        )
         if older:
             yield _never_hit(root, unserved, older)
 
@@ -212,7 +214,3 @@ def _runs(root: str) -> list[_Run]:
             run.counts.update({label: number for label, number in line.counts.items() if label in _LABELS})
             run.counts.update([line.label] if line.label else [])
     return [run for run in runs.values() if run.counts]
-
-
-def _entries_before(root: str, moment: float) -> int:
-    return sum(0 < folders.modified(entry.path) < moment for entry in layout.walk(root))

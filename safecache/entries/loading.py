@@ -15,7 +15,7 @@ from safecache.files import opening
 from safecache.places import layout
 from safecache.places.refs import Ref
 from safecache.ports import File, Requested, plugs, tell
-from safecache.reporting import boundary, events, policy, report
+from safecache.reporting import events, policy, report
 from safecache.reporting.kinds import ENTRIES, Count, Kind, Reason
 from safecache.reporting.report import Refusal
 from safecache.signing import trust
@@ -120,7 +120,7 @@ def _candidates(
 def _admitted(source: Source, path: str, root: str) -> bytes | None:
     """Return the bytes of the candidate at ``path`` if it may be used; else, as reported, None."""
     ref = source.ref
-    with boundary.contain_errors(f"the check of a cached {ref.kind.noun}", f"Compiling instead of using {path}."):
+    with report.contain_errors(f"the check of a cached {ref.kind.noun}", f"Compiling instead of using {path}."):
         if _is_barred(ref, path, root):
             return None
         content = read_unverified(ref.kind, path, listed=True)

@@ -10,7 +10,7 @@ from safecache import compiles, ports
 from safecache.errors import MissError
 from safecache.places.refs import Ref
 from safecache.ports import Found, Lookup, Outcome, Refused
-from safecache.reporting import boundary, events, graph_names
+from safecache.reporting import events, graph_names, report
 from safecache.reporting.kinds import Kind, Reason
 from safecache.session import Part, inherit
 from safecache.settings import config
@@ -84,7 +84,7 @@ class Search:
 
     def took(self) -> float:
         """The seconds that a compile of this took when it was last saved here; 0 where that is not known."""
-        with boundary.contain_errors("the record of a cache key", "How long its compile took is not known."):
+        with report.contain_errors("the record of a cache key", "How long its compile took is not known."):
             return ports.plugs.compile_seconds(self.ref, self._name())
         return 0.0
 
@@ -135,7 +135,7 @@ class Search:
         if refused is not None:
             return refused
         ref = self.ref._replace(root=self.ref.root or config.cache_directory() or "")
-        with boundary.contain_errors("the search for what explains a miss", "The miss counts as never seen."):
+        with report.contain_errors("the search for what explains a miss", "The miss counts as never seen."):
             return ports.plugs.why_missed(ref, self._name()), ""
         return Reason.NEVER_SEEN, ""
 

@@ -1,23 +1,37 @@
-"""What the keys of a cache were made of that does not depend on a graph: short enough to travel with the cache.
-
-From the records of keys, of what still lies there. Nothing attests those, so it explains, and decides nothing.
-"""
+"""What the keys of a cache were made of that does not depend on a graph: there and here, and which paths are in it."""
 
 from __future__ import annotations
 
+import importlib
+import json
 import os
 import re
+import subprocess
+import sys
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
-from safecache.explain import key_records
+from safecache.errors import SafecacheError
+from safecache.explain import components, key_records
 from safecache.explain.components import CHOSEN, ENVIRONMENT, PLACE
 from safecache.explain.key_records import Component, KeyRecord
 from safecache.places import layout
 from safecache.places.refs import Ref
 from safecache.reporting.kinds import ENTRIES, Kind
+from safecache.settings import children, config
+from safecache.signing import provenance
 
-__all__ = ["CONFIGS", "is_of_place", "of_keys"]
+__all__ = [
+    "CONFIGS",
+    "PATHS",
+    "Here",
+    "PathInKeys",
+    "compute_environment",
+    "find_path",
+    "is_of_place",
+    "main",
+    "of_keys",
+]
 
 CONFIGS = ("inductor config ", "functorch config ")
 _KEPT = (PLACE, ENVIRONMENT)
@@ -28,6 +42,12 @@ _UNSET = Component("", "", "unset")
 
 # Values by their digests, as text, by name.
 _Values = dict[str, dict[str, str]]
+
+# Seconds. Importing torch from a cold disk takes a minute.
+_PATIENCE = 300.0
+# Nothing of safecache's is needed there, and no GPU may be seen.
+_WITHOUT: Mapping[str, str] = {"SAFECACHE": "0", "CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
+_HIDDEN = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 
 
 def is_of_place(name: str) -> bool:
@@ -85,7 +105,7 @@ def _names(record: KeyRecord) -> set[str]:
 
 def _values(found: Iterable[Iterable[Component]]) -> _Values:
     values: _Values = {}
-    for each in (component for components in found for component in components):
+    for each in (component for several in found for component in several):
         values.setdefault(each.name, {})[each.digest] = _shown(each.text)
     return {name: dict(sorted(values[name].items())) for name in sorted(values)}
 
@@ -113,3 +133,163 @@ def _compilers(kernels: Iterable[KeyRecord]) -> dict[str, list[str]]:
         if "target" in parts and backend is not None:
             found.setdefault(parts["target"].text, set()).add(backend.digest)
     return {target: sorted(found[target]) for target in sorted(found)}
+
+
+class Here(NamedTuple):
+    """``parts``: by name, with their digests and texts; ``kernels``: the same of Triton's keys.
+
+    ``compilers``: the digest of Triton's backend for each target that was asked for, "" for one that it lacks.
+    """
+
+    parts: dict[str, tuple[str, str]]
+    kernels: dict[str, tuple[str, str]]
+    compilers: dict[str, str]
+
+
+def compute_environment(targets: Iterable[str]) -> Here:
+    """Of this environment. ``targets``: of kernels, such as "cuda 90". Raises SafecacheError if torch does not load."""
+    command = [sys.executable, "-c", "from safecache.explain import baked; baked.main()", *targets]
+    environment = {**config.child_environment(), **_WITHOUT}
+    try:
+        # A thread count that the environment sets is part of a key, and so is one that it does not.
+        process = subprocess.run(
+            command, **children.apart(environment), capture_output=True, text=True, timeout=_PATIENCE
+        )
+        stated = json.loads(process.stdout.splitlines()[-1]) if process.returncode == 0 else None
+    except (OSError, subprocess.TimeoutExpired, ValueError, IndexError) as error:
+        raise SafecacheError(f"what keys are made of here could not be computed: {error}") from error
+    if stated is None:
+        last = (process.stderr.strip().splitlines() or [f"status {process.returncode}"])[-1]
+        raise SafecacheError(f"what keys are made of here could not be computed: {last}")
+    parts, kernels = (
+        {name: (one, other) for name, (one, other) in stated[each].items()} for each in ("parts", "kernels")
+    )
+    return Here(parts, kernels, stated["compilers"])
+
+
+def main() -> None:
+    """Print it, as JSON, for the targets that the arguments name."""
+    torch: Any = importlib.import_module("torch")
+    found = [*_of_torch(torch), *components.places(os.path.dirname(str(torch.__file__)))]
+    kernels, compilers = _of_triton(sys.argv[1:])
+    # Up to 2.13 torch leaves Triton out of a key where there is no GPU. What it puts in is what Triton does.
+    stated = {"parts": _by_name([*kernels[:1], *found]), "kernels": _by_name(kernels), "compilers": compilers}
+    print(json.dumps(stated))
+
+
+def _by_name(found: Iterable[Component]) -> dict[str, tuple[str, str]]:
+    return {each.name: (each.digest, each.text) for each in found}
+
+
+def _of_torch(torch: Any) -> tuple[Component, ...]:
+    """The names and arguments are those of torch 2.11 to 2.15: see codecache.py there."""
+    functorch: Any = importlib.import_module("torch._functorch.config")
+    codecache: Any = importlib.import_module("torch._inductor.codecache")
+    # With a tensor on a CPU, or the number of threads would be left out.
+    details = codecache.FxGraphHashDetails(None, [torch.ones(1)], {}, [])
+    pickler = codecache.FxGraphCachePickler(torch.fx.GraphModule({}, torch.fx.Graph()))
+    settings = functorch.save_config_portable(ignore_private_configs=False)
+    environ = {name: text for name, text in config.environment().items() if name not in _HIDDEN}
+    cuda = [key_records.plain("cuda", str(torch.version.cuda))] if torch.version.cuda else []
+    hip = [key_records.plain("hip", str(torch.version.hip))] if torch.version.hip else []
+    lines = pickler.debug_lines(details)
+    return (*components.components(lines, provenance.describe(), settings, environ), *cuda, *hip)
+
+
+def _of_triton(targets: Iterable[str]) -> tuple[list[Component], dict[str, str]]:
+    try:
+        version = importlib.import_module("triton").__version__
+    except ImportError:
+        return [], {}
+    binding, compiler = (importlib.import_module(f"triton.{name}") for name in ("_C.libtriton", "compiler.compiler"))
+    target_type = importlib.import_module("triton.backends.compiler").GPUTarget
+    triton_key = importlib.import_module("triton.runtime.cache").triton_key
+    found = [components.triton_part(triton_key(), version)]
+    variables = sorted(binding.get_cache_invalidating_env_vars().items())
+    found += [components.variable_part(name, value) for name, value in variables]
+    compilers = {}
+    for target in targets:
+        backend, _, arch = target.partition(" ")
+        try:
+            made = compiler.make_backend(target_type(backend, int(arch) if arch.isdecimal() else arch, 32))
+            compilers[target] = key_records.digest(str(made.hash()))
+        except Exception:  # of a backend that this Triton lacks, or a compiler that it cannot run
+            compilers[target] = ""
+    return found, compilers
+
+
+class PathInKeys(NamedTuple):
+    """``component``: its name, as components() gives it, in a regular expression; "" if it is in keys of no entry.
+
+    ``path``: of what; ``until``: the first release in whose keys it is not, such as "Triton 3.9", or "". ``follows``:
+    what is not found if it differs; ``remedy``: what to do about that.
+    """
+
+    component: str
+    path: str
+    follows: str
+    remedy: str
+    until: str = ""
+
+
+_ENTRIES = "every AOTAutograd and FX graph entry is compiled anew"
+_KERNELS = "every Triton kernel is compiled anew"
+_LEAVE_UNSET = "leave it unset, or give it the same value"
+
+PATHS: tuple[PathInKeys, ...] = (
+    PathInKeys(
+        r"inductor config cpp\.cxx", "the compiler, from CXX", _ENTRIES, "name it without a path, as in CXX=g++"
+    ),
+    PathInKeys(r"inductor config cuda\.cuda_cxx", "nvcc", _ENTRIES, _LEAVE_UNSET),
+    PathInKeys(r"inductor config rocm\.(rocm_home|ck_dir)", "ROCm, and TORCHINDUCTOR_CK_DIR", _ENTRIES, _LEAVE_UNSET),
+    PathInKeys(r"inductor config xpu\.oneapi_root", "oneAPI", _ENTRIES, _LEAVE_UNSET),
+    PathInKeys(
+        r"inductor config aot_inductor\.(output_path|custom_op_libs|aoti_shim_library(_path)?)",
+        "what AOTInductor writes, and links against",
+        _ENTRIES,
+        _LEAVE_UNSET,
+    ),
+    PathInKeys(
+        r"inductor config (autoheuristic_log_path|profile_bandwidth_output|triton\.proton_output_dir"
+        r"|(torchinductor_)?worker_log_?path|global_cache_dir|aten_distributed_optimizations\..*_profile_path)",
+        "logs and profiles: TORCHINDUCTOR_AUTOHEURISTIC_LOG_PATH, …_PROFILE_OUTPUT, …_TRITON_PROTON_OUTPUT_DIR",
+        _ENTRIES,
+        _LEAVE_UNSET,
+    ),
+    PathInKeys(
+        r"functorch config memory_budget_pareto_dir",
+        "PARTITIONER_MEMORY_BUDGET_PARETO_DIR",
+        "every AOTAutograd entry is compiled anew",
+        _LEAVE_UNSET,
+    ),
+    PathInKeys(
+        r"env (MLIR_DUMP_PATH|LLVM_PASS_PLUGIN_PATH|TRITON_PLUGIN_PATHS)",
+        "a variable of Triton's",
+        _KERNELS,
+        _LEAVE_UNSET,
+    ),
+    PathInKeys(
+        r"option extern_libs",
+        "Triton's own libraries for AMD GPUs",
+        "every Triton kernel for an AMD GPU is compiled anew",
+        "install Triton at the same path",
+        until="Triton 3.9",
+    ),
+    PathInKeys(
+        "",
+        "torch and Python, in the command line of the C++ compiler",
+        "each C++ library (kernels for the CPU, C++ wrappers) is built anew; its entry is found",
+        "install torch and Python at the same paths, such as /opt/venv",
+    ),
+    PathInKeys(
+        "",
+        "TORCH_EXTENSIONS_DIR, or else the home, in Ninja's command lines",
+        "each extension of torch.utils.cpp_extension is built anew",
+        "set TORCH_EXTENSIONS_DIR to the same path",
+    ),
+)
+
+
+def find_path(component: str) -> PathInKeys | None:
+    """What is known of the path in this component of a key, by its name; None if there is none in it."""
+    return next((known for known in PATHS if known.component and re.fullmatch(known.component, component)), None)

@@ -2,18 +2,35 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import secrets
 import sys
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
-from safecache import compiles
+from safecache import compiles, ports
+from safecache.errors import CacheWriteError
+from safecache.explain import explanations, key_records
+from safecache.explain.key_records import Component, KeyRecord
 from safecache.patching.hook import hook
 from safecache.places.refs import Ref
-from safecache.ports import Compiling, KernelRequest
+from safecache.ports import Compiling, KernelRequest, Saved
+from safecache.reporting import events
 from safecache.reporting.kinds import Kind, Reason
+from safecache.session import Part
+from safecache.settings import config
 
-__all__ = ["CONFIGS", "compile_seconds", "get_hash", "note_compile", "why_missed"]
+__all__ = ["CONFIGS", "compile_seconds", "get_hash", "note", "note_compile", "trying", "why_missed"]
+
+
+# Inherited by what this process forks.
+_PROCESS = secrets.token_hex(4)
+# Records of this process, not of its parent, whose compiles are under way, or were never saved.
+_waiting: Part[dict[tuple[Kind, str], KeyRecord]] = Part(dict)
+_MOST_WAITING = 256
 
 
 @hook(
@@ -46,21 +63,20 @@ def note_compile(compiling: Compiling) -> None:
 
 
 def _note_kernel(ref: Ref, request: KernelRequest, name: str) -> None:
-    from safecache.explain import components, key_notes
+    from safecache.explain import components
 
     triton_key = sys.modules["triton.runtime.cache"].triton_key()
     version = sys.modules["triton"].__version__
     parts = components.kernel_components(
         request.source, request.backend, request.options, request.variables, triton_key, version
     )
-    key_notes.note(ref, name, parts)
+    note(ref, name, parts)
 
 
 def _trying(kind: Kind, work: Callable[[], None]) -> None:
     # Here and below: not before, since a process that hits needs none of it.
-    from safecache.explain import key_notes
 
-    key_notes.trying(kind, work)
+    trying(kind, work)
 
 
 def _note_aot(call: tuple[Callable[..., Any], Any, Any, Any], name: str) -> None:
@@ -75,14 +91,14 @@ def _note_aot(call: tuple[Callable[..., Any], Any, Any, Any], name: str) -> None
 
 
 def _note(ref: Ref, name: str, lines: Sequence[str], functorch: dict[str, object]) -> None:
-    from safecache.explain import components, key_notes
+    from safecache.explain import components
     from safecache.settings import config
     from safecache.signing import provenance
 
     environment = config.child_environment()
     parts = components.components(lines, provenance.describe(), functorch, environment)
     parts += tuple(_beside())
-    key_notes.note(ref._replace(root=sys.modules["torch._inductor.codecache"].cache_dir()), name, parts)
+    note(ref._replace(root=sys.modules["torch._inductor.codecache"].cache_dir()), name, parts)
 
 
 # Config modules, and what the names of their settings begin with among the parts of a key.
@@ -120,3 +136,41 @@ def compile_seconds(ref: Ref, name: str) -> float:
 
     record = key_records.recall(ref, name)
     return record.took if record is not None else 0.0
+
+
+def note(ref: Ref, name: str, components: Iterable[Component]) -> None:
+    """A lookup has missed, and a compile follows. With SAFECACHE_EXPLAIN=1, say why."""
+    record = KeyRecord(ref.kind, ref.key, name, time.time(), tuple(components), process=_PROCESS)
+    waiting = _waiting.now
+    while len(waiting) >= _MOST_WAITING:
+        with suppress(KeyError, StopIteration):  # another thread has
+            del waiting[next(iter(waiting))]
+    waiting[ref.kind, ref.key] = record
+    ports.observe(Saved, _remember)
+    if config.current().explain:
+        events.log_line(
+            logging.WARNING, f"safecache: miss of the {explanations.explain(record, ref.root, saved=False)}"
+        )
+
+
+def _remember(saved: Saved) -> None:
+    record = _waiting.now.pop((saved.ref.kind, saved.ref.key), None)
+    if record is not None:
+        # The entry itself is in the cache. If there is no more room, the next save reports that.
+        with suppress(OSError, CacheWriteError):
+            key_records.remember(record, saved.ref.root)
+
+
+def trying(kind: Kind, work: Callable[[], None]) -> None:
+    """Do ``work``, which looks into what torch or Triton have made; where that fails, say so, and go on without."""
+    try:
+        work()
+    except Exception as error:
+        text = f"{type(error).__name__}: {error}"
+        events.report(
+            Reason.NOT_EXPLAINED,
+            f"the key of a miss ({kind.word}) was not recorded: {text}.",
+            cause=f"{kind.word} {type(error).__name__}",
+            remedy="safecache explain cannot tell about it; the compile goes on.",
+            error=error,
+        )

@@ -21,7 +21,7 @@ from safecache.files import holders
 from safecache.flights.leases import Lease, open_lease
 from safecache.places.refs import Ref
 from safecache.ports import LeftToOthers, Waited, plugs, tell
-from safecache.reporting import boundary, events, waits
+from safecache.reporting import events, report, waits
 from safecache.reporting.kinds import ENTRIES, Count, Kind, LeaseScope
 from safecache.session import Part, inherit
 from safecache.settings import config
@@ -103,7 +103,7 @@ class Flight:
     def found(self) -> None:
         """It has been found: nothing is compiled."""
         if self._lease is not None:
-            with boundary.contain_errors(_FEATURE, "Other processes may compile what is there already."):
+            with report.contain_errors(_FEATURE, "Other processes may compile what is there already."):
                 self._scope.release(self._lease, Lease.release)
         if self.waited:
             waits.refund(self.waited)
@@ -124,7 +124,7 @@ def compile_scope(kind: Kind, most: float | None, *, waits: bool = True) -> Iter
         with compiles.scope(flights=(*compiles.current.flights, this)):
             yield
     finally:
-        with boundary.contain_errors(_FEATURE, "Other processes may compile what is there already."):
+        with report.contain_errors(_FEATURE, "Other processes may compile what is there already."):
             for lease in list(this.leases):
                 this.release(lease, Lease.release)
 
@@ -177,7 +177,7 @@ def wait_or_lead(ref: Ref, before: Callable[[], float] = float) -> Flight | None
     if this is None or this.kind is not ref.kind or this.most is None or not config.current().single_flight:
         return None
     # A cache that cannot be written, or full, has no leases, and nothing is published in it.
-    with boundary.contain_errors(_FEATURE, "Compiling it here."), suppress(OSError):
+    with report.contain_errors(_FEATURE, "Compiling it here."), suppress(OSError):
         return _enter(this, ref, before)
     return None
 

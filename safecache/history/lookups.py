@@ -9,7 +9,7 @@ from safecache import ports
 from safecache.history import journal
 from safecache.places.refs import Ref
 from safecache.ports import Counted, LeftToOthers, Lookup, Observed, Outcome, Saved, Waited
-from safecache.reporting import boundary, events
+from safecache.reporting import events, report
 from safecache.reporting.kinds import LOOKED_UP, OF_RECOMPILE_CHECK, OF_REMOTE, Count, Kind, Reason
 from safecache.session import Part
 from safecache.settings import config
@@ -116,7 +116,7 @@ def _record(lookup: Lookup) -> None:
     what, root = label(lookup.ref.kind, lookup.outcome, lookup.reason), lookup.ref.root
     with _counts.lock:
         _counts.now[what] += 1
-    with boundary.contain_errors("the journal of lookups", "This lookup is not recorded."):
+    with report.contain_errors("the journal of lookups", "This lookup is not recorded."):
         ports.tell(Counted(what))
         if lookup.outcome is not Outcome.HIT:
             line = _as_line(lookup)

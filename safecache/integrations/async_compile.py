@@ -23,7 +23,8 @@ __all__ = ["init_pool", "triton", "use_process_pool", "wakeup"]
 )
 def wakeup(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> None:
     """AsyncCompile.wakeup, at the beginning of a compile: later, unless the pool is there or nothing is looked up."""
-    if _async_compile().process_pool.cache_info().currsize or not _are_looked_up():
+    pool = sys.modules["torch._inductor.async_compile"].AsyncCompile.process_pool
+    if pool.cache_info().currsize or not _are_looked_up():
         wrapped(*args, **kwargs)
     else:
         workers.postpone(lambda: wrapped(*args, **kwargs))
@@ -53,7 +54,8 @@ def triton(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -
     """AsyncCompile.triton: of a kernel, which came with the entry or is to be compiled."""
 
     def load(kernel_name: str, source_code: str, *rest: Any, **named: Any) -> Any:
-        if not workers.are_postponed() or _kernels().get(source_code) is None:
+        kernels = sys.modules["torch._inductor.async_compile"].CompiledTritonKernels
+        if not workers.are_postponed() or kernels.get(source_code) is None:
             return wrapped(*args, **kwargs)
         with compiles.scope(has_kernel=True):
             return wrapped(*args, **kwargs)
@@ -91,11 +93,3 @@ def _importable_there() -> bool:
 def _are_looked_up() -> bool:
     is_package = sys.modules["torch._inductor.virtualized"].V.aot_compilation
     return not is_package and bool(sys.modules["torch._functorch.aot_autograd"].should_use_local_autograd_cache())
-
-
-def _async_compile() -> Any:
-    return sys.modules["torch._inductor.async_compile"].AsyncCompile
-
-
-def _kernels() -> Any:
-    return sys.modules["torch._inductor.async_compile"].CompiledTritonKernels

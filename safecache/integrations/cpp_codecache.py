@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from safecache import compiles, loads
-from safecache.code import exec_directory, generated, killed_compilers, library_builds, lock_guards
+from safecache.code import exec_directory, generated, library_builds, lock_guards
 from safecache.errors import EntryRefusedError, SafecacheError
 from safecache.files import mounts, ownership
 from safecache.integrations import installation
@@ -211,7 +211,7 @@ def run_compile_cmd(wrapped: Callable[..., Any], instance: Any, args: Any, kwarg
 
     def run(cmd_line: str, *rest: Any, **named: Any) -> Any:
         try:
-            return killed_compilers.run(lambda: wrapped(cmd_line, *rest, **named))
+            return library_builds.run(lambda: wrapped(cmd_line, *rest, **named))
         except Exception:
             place = directory_faults.instead()
             if place is None:

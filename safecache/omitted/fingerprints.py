@@ -214,10 +214,6 @@ def _of_silence(kind: Kind, key: str) -> Refusal | None:
     return Refusal(Reason.STALE, evidence, cause=names[0])
 
 
-def _now(part: str, name: str) -> str | None:
-    return _told(lambda: surroundings.now(part, name), None)
-
-
 def _refusal(part: str, name: str, there: str, here: str) -> Refusal:
     row = PARTS[part]
     if part in _SHOWN:
@@ -228,6 +224,10 @@ def _refusal(part: str, name: str, there: str, here: str) -> Refusal:
     evidence = f"{what} since it was compiled, which torch's cache key does not cover ({row.issue})"
     reason = Reason.OTHER_RANK if part == "rank" else Reason.STALE
     return Refusal(reason, evidence, "Recompiling.", cause=f"{part} {name}")
+
+
+def _now(part: str, name: str) -> str | None:
+    return _told(lambda: surroundings.now(part, name), None)
 
 
 def _of_surroundings(stated: Mapping[str, Any]) -> Refusal | None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 from safecache.errors import PackRefusedError
 from safecache.places.refs import Ref
 from safecache.ports import Bundle
-from safecache.reporting import boundary, events
+from safecache.reporting import events, report
 from safecache.reporting.kinds import ENTRIES, Count, Kind, Reason
 from safecache.reporting.report import Refusal
 from safecache.session import Part, inherit
@@ -53,7 +53,7 @@ def candidates(ref: Ref) -> Iterator[Bundle]:
                 state.taken.add(wanted)
 
     for path in config.current().packs:
-        with boundary.contain_errors(f"the pack {path}", _REMEDY):
+        with report.contain_errors(f"the pack {path}", _REMEDY):
             pack = _find_pack(path)
             if pack is None:
                 continue

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 from safecache.places.refs import Ref
 from safecache.ports import Bundle, Requested
-from safecache.reporting import boundary
+from safecache.reporting import report
 from safecache.settings import config
 
 __all__ = [
@@ -48,7 +48,7 @@ def record_request(requested: Requested) -> None:
     if is_on():
         from safecache.remote import exchange
 
-        with boundary.contain_errors(_FEATURE, _NOT_SENT):
+        with report.contain_errors(_FEATURE, _NOT_SENT):
             exchange.asked(requested.ref)
 
 
@@ -59,7 +59,7 @@ def candidates(ref: Ref) -> Iterator[Bundle]:
     if is_on():
         from safecache.remote import exchange
 
-        with boundary.contain_errors(_FEATURE, "What it has is compiled instead."):
+        with report.contain_errors(_FEATURE, "What it has is compiled instead."):
             yield from exchange.candidates(ref)
 
 
@@ -68,5 +68,5 @@ def keep(ref: Ref, *, again: bool = False) -> None:
     if is_sending() and not ref.key.endswith(_HEADERS):
         from safecache.remote import exchange
 
-        with boundary.contain_errors(_FEATURE, _NOT_SENT):
+        with report.contain_errors(_FEATURE, _NOT_SENT):
             exchange.send(ref, again=again)

@@ -1,9 +1,11 @@
-"""Say what is refused, and what cannot be written: one record of a refusal, one form of a warning."""
+"""Reports what is refused and what cannot be written: one record, one warning, one boundary around features."""
 
 from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 from safecache.errors import EntryRefusedError
@@ -11,7 +13,17 @@ from safecache.reporting import events
 from safecache.reporting.kinds import Kind, Reason
 from safecache.settings import config
 
-__all__ = ["Observed", "Refusal", "Refused", "fail_write", "observe", "refusal_error", "refuse", "suggest_fix"]
+__all__ = [
+    "Observed",
+    "Refusal",
+    "Refused",
+    "contain_errors",
+    "fail_write",
+    "observe",
+    "refusal_error",
+    "refuse",
+    "suggest_fix",
+]
 
 
 class Refusal(NamedTuple):
@@ -128,3 +140,16 @@ def fail_write(
     events.report(
         Reason.UNWRITABLE, f"could not {action}", why=f"{error.strerror}", cause=cause, remedy=remedy, error=error
     )
+
+
+@contextmanager
+def contain_errors(feature: str, effect: str) -> Iterator[None]:
+    """Report any Exception that leaves this block, once for each feature and type, and go on after the block.
+
+    ``feature`` is a noun phrase, such as "the remote cache", and ``effect`` a sentence that tells what happens instead.
+    Errors that strict mode has raised pass unchanged. In strict mode any other raises CacheReadError from it.
+    """
+    try:
+        yield
+    except Exception as error:
+        events.report_failure(feature, effect, error)

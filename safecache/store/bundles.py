@@ -15,7 +15,7 @@ from safecache.files import opening
 from safecache.places import layout
 from safecache.places.refs import Ref
 from safecache.ports import Bundle, File, plugs
-from safecache.reporting import boundary, events, report
+from safecache.reporting import events, report
 from safecache.reporting.kinds import ENTRIES, Kind, Reason, SealedName
 from safecache.reporting.report import Refusal
 from safecache.signing import trust
@@ -37,7 +37,7 @@ def fetch(ref: Ref) -> Ref | None:
     # Triton's own cache, which no fallback directory replaces.
     is_writable = ref.kind is not Kind.KERNEL or os.access(place, os.W_OK, effective_ids=True)
     for bundle in itertools.chain(directories.candidates(ref), plugs.tiers.candidates(ref)):
-        with boundary.contain_errors(f"the check of {bundle.origin}", "It is made anew."):
+        with report.contain_errors(f"the check of {bundle.origin}", "It is made anew."):
             is_there = bool(bundle.ref.root)
             at = bundle.ref if is_there else ref
             found = ("", bundle.refusal) if bundle.refusal else _find_refusal(bundle.files, at, lie_there=is_there)

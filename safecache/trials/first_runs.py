@@ -19,15 +19,14 @@ from safecache.errors import SafecacheError
 from safecache.patching.hook import hook
 from safecache.places.refs import Ref
 from safecache.ports import Admitted, Use
-from safecache.reporting import boundary, events
+from safecache.reporting import events, report
 from safecache.reporting.kinds import Kind, Reason
 from safecache.reporting.report import Refusal
 from safecache.session import Part, inherit
 from safecache.settings import config
 from safecache.tiers import fallback
-from safecache.trials import evidence, markers, strikes
-from safecache.trials.evidence import Blame
-from safecache.trials.markers import Death, Marker
+from safecache.trials import markers, strikes
+from safecache.trials.markers import Blame, Death, Marker
 from safecache.trials.strikes import BARRED
 
 __all__ = [
@@ -98,22 +97,22 @@ class Trial:
             self._fail(error)
             raise
 
-    @boundary.contain_errors(_WATCH, _UNWATCHED)
+    @report.contain_errors(_WATCH, _UNWATCHED)
     def _arm(self) -> None:
         marker = markers.own(self.cache.place)
         slot = None if marker is None else marker.arm(self.names)
         if marker is not None and slot is not None:
             self._armed = marker, slot
-            evidence.begin(marker.descriptor)
+            markers.begin(marker.descriptor)
 
-    @boundary.contain_errors(_WATCH, _UNWATCHED)
+    @report.contain_errors(_WATCH, _UNWATCHED)
     def _disarm(self) -> None:
         if self._armed is not None:
             (marker, slot), self._armed = self._armed, None
-            evidence.end()
+            markers.end()
             marker.disarm(slot)
 
-    @boundary.contain_errors(_WATCH, _UNWATCHED)
+    @report.contain_errors(_WATCH, _UNWATCHED)
     def reads(self, path: str) -> None:
         """It comes to this file too."""
         prefix = os.path.join(self.cache.root, "")
@@ -124,19 +123,19 @@ class Trial:
                 marker, slot = self._armed
                 marker.rearm(slot, self.names)
 
-    @boundary.contain_errors(_WATCH, _UNWATCHED)
+    @report.contain_errors(_WATCH, _UNWATCHED)
     def passed(self) -> None:
         """It has run, and well."""
         self.is_over = True
         if self.cache.strikes.keys:
             strikes.clear(self.cache.root, self.names)
 
-    @boundary.contain_errors(_WATCH, _UNWATCHED)
+    @report.contain_errors(_WATCH, _UNWATCHED)
     def _fail(self, error: Exception) -> None:
         self.is_over = True
         if self.forgives or is_unrelated(error, self.cache.root):
             return
-        blame = evidence.of_exception(error, self.cache.root)
+        blame = markers.of_exception(error, self.cache.root)
         text = f"{type(error).__name__}: {error}".partition("\n")[0][:200]
         _against(self.cache, self.names, blame, Reason.FAILED_RUN, self.cache.began, f"it failed: {text}")
 
@@ -145,7 +144,7 @@ def is_unrelated(error: Exception, root: str) -> bool:
     """Whether an exception from a load or a first run is plainly no fault of what the cache ``root`` has supplied."""
     if isinstance(error, SafecacheError) or not config.current().trials:
         return True
-    return evidence.of_exception(error, root) is Blame.NONE
+    return markers.of_exception(error, root) is Blame.NONE
 
 
 def open_cache(root: str) -> _Cache:
@@ -166,23 +165,23 @@ def _look(cache: _Cache) -> None:
     """What is on record, even if what has died since cannot be judged; raises, in strict mode, an error for that."""
     try:
         # No such directory, or none that can be read: nothing is known.
-        with boundary.contain_errors(_FEATURE, _EFFECT), suppress(OSError):
+        with report.contain_errors(_FEATURE, _EFFECT), suppress(OSError):
             for death in markers.deaths(cache.place):
                 _judge(cache, death)
     finally:
-        with boundary.contain_errors(_FEATURE, _EFFECT), suppress(OSError):
+        with report.contain_errors(_FEATURE, _EFFECT), suppress(OSError):
             cache.strikes = strikes.read(cache.root)
 
 
 def _judge(cache: _Cache, death: Death) -> None:
     if not death.running:
         return
-    blame = evidence.of_death(death.said, death.around)
+    blame = markers.of_death(death.said, death.around)
     if blame is Blame.SURE and len(death.running) > 1:
         blame = Blame.UNSURE  # which of them it was
     if blame is Blame.NONE:
         return
-    how = evidence.signal_in(death.said) or "nothing tells of what"
+    how = markers.signal_in(death.said) or "nothing tells of what"
     for names in death.running:
         _against(cache, names, blame, Reason.CRASHED_RUN, death.began, f"process {death.pid} died in it: {how}")
 

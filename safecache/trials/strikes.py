@@ -26,7 +26,7 @@ from safecache.reporting.kinds import Count, Kind, Reason
 from safecache.settings import config
 from safecache.signing import side_records
 from safecache.store.quarantine import quarantine
-from safecache.trials.evidence import Blame
+from safecache.trials.markers import Blame
 
 __all__ = [
     "ASIDE",

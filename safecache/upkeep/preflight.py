@@ -15,10 +15,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from safecache.explain import baked as of_records
-from safecache.explain import here as this_environment
-from safecache.explain import paths
+from safecache.explain.baked import Here
 from safecache.explain.components import ENVIRONMENT, PLACE
-from safecache.explain.here import Here
 from safecache.files import opening
 from safecache.places import layout
 from safecache.reporting.kinds import ENTRIES, Kind, Reason
@@ -155,7 +153,7 @@ def differences(baked: Mapping[str, Any], made: Mapping[str, Any] | None = None)
     cannot be imported.
     """
     keys = baked["components"]
-    here = this_environment.compute(sorted(keys["compilers"]))
+    here = of_records.compute_environment(sorted(keys["compilers"]))
     gpus = _gpus()
     found = [*_of_seals(baked), *_of_builds(baked["builds"], gpus), *_of_servers(made or {})]
     other_torch = any(each.what in ("torch", "triton") for each in found)
@@ -277,7 +275,7 @@ def _remedy(name: str, shown: str) -> str:
         return f"export OMP_NUM_THREADS={shlex.quote(shown.partition(' or ')[0])}, there and here."
     if name.startswith(PLACE):
         return "Install it at the same path, or start Python through a link there: the keys of libraries have it."
-    known = paths.of(name)
+    known = of_records.find_path(name)
     if known is not None:
         return f"{known.path}: {known.remedy}."
     if name.startswith(of_records.CONFIGS):

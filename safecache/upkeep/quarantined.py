@@ -1,29 +1,27 @@
-"""What lies in quarantine: told, put back where it verifies by now, and removed.
-
-A note beside a file says where it lay. Whoever can write there chose what it says: so it names a place within the same
-cache at most, and only what is sealed for that place goes back to it.
-"""
+"""What was set aside: the quarantine, told, put back or removed; and what processes have died of."""
 
 from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from typing import NamedTuple
 
 from safecache.errors import EntryRefusedError
 from safecache.files import folders, opening
 from safecache.files.folders import Folder
-from safecache.places import layout, ours
+from safecache.places import layout, ours, refs
 from safecache.places.layout import CodeFile
 from safecache.reporting.kinds import ENTRIES, Kind
 from safecache.reporting.report import Refusal
 from safecache.signing import trust
 from safecache.store import entry_files, manifests, quarantine
 from safecache.store.groups import Group
+from safecache.trials import strikes
 from safecache.upkeep import inventory
 
-__all__ = ["Place", "Quarantined", "listed", "objection", "place_of", "remove", "restore"]
+__all__ = ["Place", "Quarantined", "Struck", "list_struck", "listed", "objection", "place_of", "remove", "restore"]
 
 _NO_HARD_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
@@ -159,3 +157,46 @@ def remove(item: Quarantined) -> bool:
     with quarantine.opened(item.root) as directory:
         quarantine.remove(directory, item.name)
         return not os.path.lexists(_within(directory, item))
+
+
+class Struck(NamedTuple):
+    """``root``: the cache that it is part of; ``what``: its name; ``moment``: of the last strike, since the epoch."""
+
+    root: str
+    hash: str
+    what: str
+    strikes: int
+    moment: float
+
+    @property
+    def state(self) -> str:
+        """What follows for who looks it up."""
+        if self.strikes >= strikes.BARRED:
+            return "not looked up for 30 days"
+        return "set aside" if self.strikes >= strikes.ASIDE else "set aside at the next death"
+
+
+def list_struck(roots: Iterable[str]) -> Iterator[Struck]:
+    """All in these caches, the last first in each. Raises OSError."""
+    for root in roots:
+        found = strikes.read(root).keys
+        names = {refs.digest(kind.word, key): text for kind, key, text in _names(root)} if found else {}
+        for hash, (number, moment) in sorted(found.items(), key=lambda each: -each[1][1]):
+            yield Struck(root, hash, names.get(hash, _ELSEWHERE), number, moment)
+
+
+_ELSEWHERE = "what is not in the cache: compiled ahead of time, or removed"
+
+
+def _names(root: str) -> Iterator[tuple[Kind, str, str]]:
+    for entry in layout.walk(root):
+        yield entry.kind, entry.cache_key, f"{entry.kind.noun} {entry.cache_key}"
+    paths = [code.path for code in layout.code(root)]
+    with suppress(OSError):  # it is not known then what lay there
+        paths += [item.origin for item in listed([root])]
+    for path in paths:
+        moved = layout.locate(path)
+        if moved is not None:
+            yield moved.kind, moved.cache_key, f"{moved.kind.noun} {moved.cache_key}"
+        for name in (path, os.path.dirname(path)):  # a library, or a kernel, which is a directory
+            yield Kind.NATIVE_CODE, os.path.relpath(name, root), os.path.relpath(name, root)

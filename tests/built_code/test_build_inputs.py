@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from safecache import session
-from safecache.code import private_build
+from safecache.code import library_builds
 from safecache.errors import EntryRefusedError
 from safecache.places.layout import CodeFile
 from safecache.store import attestations, gate
@@ -26,7 +26,7 @@ def check(root):
     def check(*words, compiler="g++"):
         target = str(root / "cache" / "ab" / "abc.so")
         stock = [compiler, *map(str, words), "-o", target]
-        private_build.check_inputs(stock, target, str(root / "cache"), str(root / "headers"))
+        library_builds.check_inputs(stock, target, str(root / "cache"), str(root / "headers"))
 
     return check
 

@@ -18,7 +18,7 @@ from safecache.settings import config
 from safecache.signing import seal
 from safecache.signing.keys import Key
 from safecache.trials import strikes
-from safecache.trials.evidence import Blame
+from safecache.trials.markers import Blame
 
 # Root whom modes bind.
 BOUND = ("--bounding-set=-dac_override,-dac_read_search", "--inh-caps=-dac_override,-dac_read_search")

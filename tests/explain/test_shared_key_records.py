@@ -10,7 +10,7 @@ import time
 import pytest
 from helpers.fresh import forget_levels
 
-from safecache.explain import key_notes, key_records
+from safecache.explain import key_records, torch_keys
 from safecache.explain.key_records import Absence, Component, KeyRecord
 from safecache.files import filesystem
 from safecache.places.refs import Ref
@@ -94,7 +94,7 @@ def test_shared_level_that_takes_no_record_costs_nothing(shared, local, settings
         return open_(path, flags, *rest, **named)
 
     monkeypatch.setattr(filesystem, "open", fail)
-    key_notes.note(Ref(Kind.AOT_ENTRY, KEY, local), "model.f", ())
+    torch_keys.note(Ref(Kind.AOT_ENTRY, KEY, local), "model.f", ())
     tell(Saved(Ref(Kind.AOT_ENTRY, KEY, local)))
     assert tried and [found.key for found in key_records.every(local)] == [KEY] and not caplog.records
     tried.clear()

@@ -104,7 +104,7 @@ ELSEWHERE = {
     "tiers/levels.py": "a local level's root itself",
     "metrics/__init__.py": "the metrics' directory",
     "code/packages.py": "packages, at the paths that their users give",
-    "code/private_build.py": "a private directory",
+    "code/library_builds.py": "a private directory",
     "files/private_directory.py": "memory, and private directories",
     "trials/strikes.py": "the user's own place for them",
     "trials/markers.py": "the user's own place for those of a cache that cannot be written",

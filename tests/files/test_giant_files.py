@@ -15,7 +15,7 @@ from helpers.caches import HOUR, Cache, key
 from helpers.fresh import forget_kernels
 from helpers.listed import entry, kernel
 
-from safecache.code import exec_directory, private_build, sources, triton_files
+from safecache.code import exec_directory, library_builds, sources, triton_files
 from safecache.entries import loading
 from safecache.errors import EntryRefusedError, SafecacheError
 from safecache.files import filesystem, opening
@@ -315,7 +315,7 @@ def test_giant_in_place_of_a_precompiled_header_is_not_copied(tmp_path, monkeypa
     header.write_bytes(b"// text")
     sources.attest(str(header), b"// text")
     giant(shared / "code.h.gch")
-    copy = private_build._header(str(header))
+    copy = library_builds._header(str(header))
     assert copy is not None and os.listdir(os.path.dirname(copy)) == ["code.h"]
 
 

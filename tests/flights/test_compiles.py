@@ -11,7 +11,7 @@ from helpers import memory
 from helpers.together import INFERENCE, TRAINING, said, total
 
 from flights.crowd import Crowd
-from safecache.history import run_summary, shared_compiles
+from safecache.history import run_summary
 
 
 @pytest.mark.parametrize("strict", [0, 1])
@@ -22,7 +22,7 @@ def test_inference_is_compiled_once(home, strict):
     assert total(answers, "autograd_cache_hit") == 3 and not said(answers), answers
     assert len({answer["y"] for answer in answers}) == 1
     assert os.listdir(home.cache / ".safecache" / "leases") == []
-    waited = shared_compiles.find(run_summary.read(str(home.cache))).values()
+    waited = run_summary.find(run_summary.read(str(home.cache))).values()
     assert sum(each.processes for each in waited) <= 3 and all(each.pid in crowd.pids for each in waited), waited
     assert sum(answer["stats"].get("left to another process", 0) for answer in answers) == sum(
         each.processes for each in waited

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from safecache.cli import report
-from safecache.history import run_summary, shared_compiles
+from safecache.history import run_summary
 
 KEY, OTHER = "f" + "b" * 51, "f" + "c" * 51
 
@@ -73,7 +73,7 @@ def test_page_has_a_row_for_each_compile(write, run, tmp_path, monkeypatch):
 
 
 def found(root, run=run_summary.ALL):
-    return list(shared_compiles.find(run_summary.read(str(root)), run).values())
+    return list(run_summary.find(run_summary.read(str(root)), run).values())
 
 
 def test_wait_is_for_whoever_missed_last_before_its_end(write):

@@ -9,7 +9,7 @@ import pytest
 from conftest import NEEDS_TORCH
 
 import safecache
-from safecache.explain import paths
+from safecache.explain import baked
 
 PAGE = (Path(safecache.__file__).parent / "guide" / "moving.md").read_text()
 # Settings that only sound as if they named a path.
@@ -35,13 +35,13 @@ def test_each_setting_that_names_a_path_is_known(home):
     outcome = home.run(find_settings)
     assert outcome.ok and "inductor config cpp.cxx" in outcome.result, outcome
     names = set(outcome.result) - ELSE
-    assert [name for name in names if paths.of(name) is None] == []
+    assert [name for name in names if baked.find_path(name) is None] == []
     assert [name for name in names if re.split(r"[ .]", name)[-1] not in PAGE] == []
 
 
 @pytest.mark.parametrize("name", ["MLIR_DUMP_PATH", "LLVM_PASS_PLUGIN_PATH", "TRITON_PLUGIN_PATHS"])
 def test_guide_names_each_variable_of_triton(name):
-    assert paths.of(f"env {name}") is not None and f"`{name}`" in PAGE
+    assert baked.find_path(f"env {name}") is not None and f"`{name}`" in PAGE
 
 
 @pytest.mark.parametrize(
@@ -54,5 +54,5 @@ def test_guide_names_each_variable_of_triton(name):
     ],
 )
 def test_component_is_looked_up(component, path):
-    found = paths.of(component)
+    found = baked.find_path(component)
     assert (found and found.path) == path

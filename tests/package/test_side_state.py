@@ -21,14 +21,14 @@ from safecache.isolation import crash, crashes
 from safecache.places import layout, ours
 from safecache.places.layout import CodeFile
 from safecache.places.refs import Ref
-from safecache.recompile_check import evidence
+from safecache.recompile_check import checks
 from safecache.remote import client, sender, stores
 from safecache.remote import leases as remote_leases
 from safecache.reporting.kinds import Kind, Reason
 from safecache.settings import config
 from safecache.store import gate
 from safecache.trials import markers, strikes
-from safecache.trials.evidence import Blame
+from safecache.trials.markers import Blame
 from safecache.upkeep import limits
 
 __all__ = ["isolated", "settings"]
@@ -78,7 +78,7 @@ def everything(tmp_path, settings, monkeypatch):
     lease.sign(time.time())
     assert markers.own(root) is not None
     strikes.add(root, ["ab/cabc.so"], Blame.UNSURE, Reason.CRASHED_RUN, time.time())
-    evidence.keep(root, (Kind.FX_ENTRY, "a"), b"a", b"b", "", {})
+    checks.keep(root, (Kind.FX_ENTRY, "a"), b"a", b"b", "", {})
     record = key_records.KeyRecord(Kind.FX_ENTRY, "f" + "a" * 51, "name", time.time(), ())
     key_records.remember(record, root)
     journal.write("fx miss", root, {"key": "a"})

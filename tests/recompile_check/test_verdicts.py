@@ -20,7 +20,7 @@ from safecache.files import folders
 from safecache.history import run_summary
 from safecache.places.refs import Ref
 from safecache.ports import Found
-from safecache.recompile_check import evidence, verdicts
+from safecache.recompile_check import checks
 from safecache.recompile_check.comparison import Difference
 from safecache.reporting import events
 from safecache.reporting.kinds import Kind
@@ -56,7 +56,7 @@ def aside(cache):
 
 def test_both_are_kept_and_the_entry_is_set_aside_but_not_twice(cache, hit, caplog):
     caplog.set_level(logging.DEBUG, "safecache")
-    place = Path(verdicts.report_difference(hit, b"made", DIFFERENCES))
+    place = Path(checks.report_difference(hit, b"made", DIFFERENCES))
     assert kept(cache) == [place]
     assert (place / "in_the_cache.entry").read_bytes() == hit.content
     assert (place / "compiled_now.entry").read_bytes() == b"made"
@@ -69,7 +69,7 @@ def test_both_are_kept_and_the_entry_is_set_aside_but_not_twice(cache, hit, capl
     assert str(place) in caplog.text and f"moved to {moved}" in caplog.text and "+b" in caplog.text
 
     entry(cache, "a")
-    assert verdicts.report_difference(hit, b"made", DIFFERENCES) == ""
+    assert checks.report_difference(hit, b"made", DIFFERENCES) == ""
     assert os.path.exists(hit.origin) and aside(cache) == [moved]
     assert "It has differed before, and is left" in caplog.messages[-1]
     assert events.counters() == {"compiled otherwise now": 2, "quarantined": 1}
@@ -80,18 +80,18 @@ def test_both_are_kept_and_the_entry_is_set_aside_but_not_twice(cache, hit, capl
 @pytest.mark.parametrize("is_all", [False, True])
 def test_full_disk_costs_the_evidence_and_no_more(cache, hit, caplog, call, is_all):
     with failing(call, "ENOSPC", below=cache.root / ".safecache" / ("" if is_all else "differences")):
-        assert verdicts.report_difference(hit, b"made", DIFFERENCES) == ""
+        assert checks.report_difference(hit, b"made", DIFFERENCES) == ""
     assert "Nothing could be kept as evidence: No space left on device." in caplog.text
     assert kept(cache) == [], "nothing half"
     [after] = [*aside(cache), *([Path(hit.origin)] if os.path.exists(hit.origin) else [])]
     assert after.read_bytes() == hit.content
     assert is_all or str(after) in caplog.text
     # With room again, it is kept.
-    assert verdicts.report_difference(hit, b"made", DIFFERENCES) == str(kept(cache)[0])
+    assert checks.report_difference(hit, b"made", DIFFERENCES) == str(kept(cache)[0])
 
 
 def test_entry_that_lies_nowhere_is_told_by_its_key(hit, caplog):
-    verdicts.report_difference(Found(hit.ref._replace(root=""), hit.content, ""), b"made", DIFFERENCES)
+    checks.report_difference(Found(hit.ref._replace(root=""), hit.content, ""), b"made", DIFFERENCES)
     assert f"AOTAutograd entry {hit.ref.key} is compiled otherwise now" in caplog.text
 
 
@@ -100,42 +100,42 @@ def test_what_is_kept_is_told_though_no_room_can_be_made(hit, monkeypatch):
         raise OSError(errno.EIO, "Input/output error")
 
     monkeypatch.setattr(folders.Folder, "names", names)
-    place = verdicts.report_difference(hit, b"made", DIFFERENCES)
+    place = checks.report_difference(hit, b"made", DIFFERENCES)
     assert len(os.listdir(place)) == 5
 
 
 @pytest.mark.parametrize("planted", ["nothing", "a file", "other key's", "unsealed"])
 def test_what_others_have_left_keeps_no_entry(cache, hit, planted):
     """As an empty file, or what this user has kept of another key."""
-    place = cache.root / ".safecache" / "differences" / evidence._name((hit.ref.kind, hit.ref.key))
+    place = cache.root / ".safecache" / "differences" / checks._name((hit.ref.kind, hit.ref.key))
     if planted == "a file":
         place.parent.mkdir(parents=True)
         place.write_bytes(b"")
     elif planted == "other key's":
-        evidence.keep(str(cache.root), (Kind.FX_ENTRY, "other"), b"a", b"b", "", {})
-        (place.parent / evidence._name((Kind.FX_ENTRY, "other"))).rename(place)
+        checks.keep(str(cache.root), (Kind.FX_ENTRY, "other"), b"a", b"b", "", {})
+        (place.parent / checks._name((Kind.FX_ENTRY, "other"))).rename(place)
     else:
         place.mkdir(parents=True)
         if planted == "unsealed":
             (place / "record").write_bytes(b"{}")
-    assert not evidence.is_kept(str(cache.root), (hit.ref.kind, hit.ref.key))
-    assert verdicts.report_difference(hit, b"made", DIFFERENCES) == str(place)
+    assert not checks.is_kept(str(cache.root), (hit.ref.kind, hit.ref.key))
+    assert checks.report_difference(hit, b"made", DIFFERENCES) == str(place)
     assert len(aside(cache)) == 1 and not os.path.exists(hit.origin)
 
 
 def test_the_latest_stay(cache):
     root = str(cache.root)
     for number in range(23):
-        place = evidence.keep(root, (Kind.FX_ENTRY, key("f", str(number))), b"a", b"b", "", {})
+        place = checks.keep(root, (Kind.FX_ENTRY, key("f", str(number))), b"a", b"b", "", {})
         os.utime(place, (number, number))
-    assert [evidence.is_kept(root, (Kind.FX_ENTRY, key("f", str(number)))) for number in range(23)] == (
+    assert [checks.is_kept(root, (Kind.FX_ENTRY, key("f", str(number)))) for number in range(23)] == (
         [False] * 3 + [True] * 20
     )
 
 
 def test_what_another_process_has_saved_since_stays(cache, hit, caplog):
     Path(hit.origin).write_bytes(b"newer")
-    assert verdicts.report_difference(hit, b"made", DIFFERENCES)
+    assert checks.report_difference(hit, b"made", DIFFERENCES)
     assert Path(hit.origin).read_bytes() == b"newer" and aside(cache) == []
     assert "It could not be moved away, or was replaced since." in caplog.text
     assert "quarantined" not in events.counters()
@@ -147,7 +147,7 @@ def test_a_lower_tier_stays_as_it_is(cache, hit, caplog, tmp_path, monkeypatch, 
     own = str(tmp_path / "own") if has_own else None
     monkeypatch.setattr(config, "cache_directory", lambda: own)
     monkeypatch.chdir(tmp_path)
-    place = verdicts.report_difference(hit._replace(ref=hit.ref._replace(root="")), b"made", DIFFERENCES)
+    place = checks.report_difference(hit._replace(ref=hit.ref._replace(root="")), b"made", DIFFERENCES)
     assert place.startswith(f"{tmp_path}/own/.safecache/") if has_own else place == ""
     assert not (tmp_path / ".safecache").exists() and not (cache.root / ".safecache").exists()
     assert Path(hit.origin).read_bytes() == hit.content
@@ -157,10 +157,10 @@ def test_a_lower_tier_stays_as_it_is(cache, hit, caplog, tmp_path, monkeypatch, 
 @pytest.mark.parametrize("is_strict", [False, True])
 def test_strict_mode_raises_nothing_and_lists_what_has_differed_at_the_end(hit, settings, caplog, is_strict):
     settings(SAFECACHE_STRICT=int(is_strict))
-    verdicts.report_difference(hit, b"made", DIFFERENCES)
-    verdicts.report_uncompared("it", "somewhere")
-    verdicts._say_at_the_end()
-    verdicts._say_at_the_end()
+    checks.report_difference(hit, b"made", DIFFERENCES)
+    checks.report_uncompared("it", "somewhere")
+    checks._say_at_the_end()
+    checks._say_at_the_end()
     said = [each.getMessage() for each in caplog.records if each.levelname == "ERROR"]
     assert len(said) == is_strict
     assert all(f"1 entries are compiled otherwise now: AOTAutograd entry {hit.ref.key}" in _ for _ in said)
@@ -172,10 +172,10 @@ import safecache
 from safecache.reporting.kinds import Kind
 from safecache.places.refs import Ref
 from safecache.ports import Found
-from safecache.recompile_check import verdicts
+from safecache.recompile_check import checks
 
 def differ(name):
-    verdicts.report_difference(Found(Ref(Kind.FX_ENTRY, name, "/no"), b"a", "/no/where"), b"b", [])
+    checks.report_difference(Found(Ref(Kind.FX_ENTRY, name, "/no"), b"a", "/no/where"), b"b", [])
 
 if {how!r} == "parent":
     differ("the parent's")
@@ -203,10 +203,10 @@ def test_run_tells_what_was_verified(cache, hit, monkeypatch):
 
     monkeypatch.setattr(journal._journal, "now", journal._Journal())
     journal._journal.now.awaits_end, journal._journal.now.root = True, str(cache.root)
-    verdicts.count_alike()
-    verdicts.count_alike()
-    verdicts.report_difference(hit, b"made", DIFFERENCES)
-    verdicts.report_uncompared("it", "somewhere")
+    checks.count_alike()
+    checks.count_alike()
+    checks.report_difference(hit, b"made", DIFFERENCES)
+    checks.report_uncompared("it", "somewhere")
     journal._end()
     summary = run_summary.summarise(run_summary.read(str(cache.root)), run_summary.LAST)
     assert summary.recompiled == {"compiled alike again": 2, "compiled otherwise now": 1, "not compiled again": 1}

@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from safecache.errors import CacheReadError, EntryRefusedError
-from safecache.reporting import boundary, events
+from safecache.reporting import events, report
 from safecache.reporting.kinds import Reason
 
 ERRORS = [RuntimeError("it broke"), UnicodeEncodeError("utf-8", "\ud800", 0, 1, "no"), OverflowError("2^80")]
@@ -16,7 +16,7 @@ EACH = pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__
 
 
 def fail(error):
-    with boundary.contain_errors("the remote cache", "What it holds is compiled instead."):
+    with report.contain_errors("the remote cache", "What it holds is compiled instead."):
         raise error
 
 

@@ -25,9 +25,9 @@ from safecache.reporting.kinds import Count, Kind, Reason
 from safecache.settings import config, timestamps
 from safecache.signing import side_records
 from safecache.store import quarantine
-from safecache.trials import evidence, first_runs, markers, strikes
-from safecache.trials.evidence import Blame
-from safecache.upkeep import struck
+from safecache.trials import first_runs, markers, strikes
+from safecache.trials.markers import Blame
+from safecache.upkeep import quarantined
 
 FX = "fxgraph/ab/fabkey/entry"
 AOT = "aotautograd/akey/entry"
@@ -118,7 +118,7 @@ def test_crash_in_a_thread_that_ran_something_else_counts_for_nothing(cache):
 
 
 def test_death_where_the_machine_ran_out_of_memory_counts_for_nothing(cache):
-    here = evidence.host_oom_state()
+    here = markers.host_oom_state()
     assert here["killed"] >= 0
     for _ in range(3):
         dies(cache, around=here | {"killed": here["killed"] + 1})
@@ -470,7 +470,7 @@ def test_whatever_fails_in_the_look_is_said_once(cache, monkeypatch, caplog, set
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
 @pytest.mark.parametrize(
     ("module", "name"),
-    [(markers, "own"), (markers.Marker, "rearm"), (markers.Marker, "disarm"), (evidence, "begin"), (evidence, "end")],
+    [(markers, "own"), (markers.Marker, "rearm"), (markers.Marker, "disarm"), (markers, "begin"), (markers, "end")],
     ids=["marker", "arm", "disarm", "begin", "end"],
 )
 def test_whatever_fails_in_the_watch_over_a_run_is_no_error_of_it(cache, monkeypatch, caplog, module, name, error):
@@ -486,7 +486,7 @@ def test_whatever_fails_in_the_watch_over_a_run_is_no_error_of_it(cache, monkeyp
     (line,) = caplog.messages
     assert "the watch over a first run failed" in line and type(error).__name__ in line
     monkeypatch.undo()
-    evidence._state.reset()
+    markers._state.reset()
 
 
 def test_what_is_admitted_while_a_graph_is_loaded_is_part_of_its_trial(cache):
@@ -553,7 +553,7 @@ def test_what_was_set_aside_and_why_is_listed_by_name(cache, run):
         ("FX graph entry fabkey", "set aside at the next death"),
         ("AOTAutograd entry akey", "not looked up for 30 days"),
         (LIBRARY, "set aside"),
-        (struck._ELSEWHERE, "set aside"),
+        (quarantined._ELSEWHERE, "set aside"),
     }
     assert all(timestamps.parse(each["moment"]) <= time.time() and each["root"] == str(cache) for each in found)
     lines = run("ls", "--crashed", cache).lines
@@ -639,22 +639,22 @@ def test_faulthandler_that_is_enabled_meanwhile_stays(cache, tmp_path):
     was_enabled = faulthandler.is_enabled()
     faulthandler.disable()
     try:
-        evidence.begin(1)
+        markers.begin(1)
         assert faulthandler.is_enabled()
-        evidence.begin(1)
-        evidence.end()
+        markers.begin(1)
+        markers.end()
         assert faulthandler.is_enabled()
-        evidence.end()
+        markers.end()
         assert not faulthandler.is_enabled()
-        evidence.begin(1)
+        markers.begin(1)
         with open(tmp_path / "theirs", "w") as theirs:
             faulthandler.enable(theirs)
-            evidence.end()
+            markers.end()
             assert faulthandler.is_enabled()
             faulthandler.disable()
             faulthandler.enable(theirs)
-            evidence.begin(1)
-            evidence.end()
+            markers.begin(1)
+            markers.end()
             assert faulthandler.is_enabled()
     finally:
         faulthandler.disable()
@@ -671,12 +671,12 @@ def test_handler_of_the_program_stays(when):
     faulthandler.disable()
     try:
         if when == "meanwhile":
-            evidence.begin(1)
+            markers.begin(1)
         signal.signal(signal.SIGSEGV, lambda *_: handled.append(1))
         if when == "before":
-            evidence.begin(1)
+            markers.begin(1)
             assert not faulthandler.is_enabled()
-        evidence.end()
+        markers.end()
         os.kill(os.getpid(), signal.SIGSEGV)
         assert handled == [1]
     finally:
@@ -697,7 +697,7 @@ def test_handler_of_the_program_stays(when):
     ],
 )
 def test_exceptions_from_elsewhere(cache, error, blame):
-    assert evidence.of_exception(error, str(cache)) is blame
+    assert markers.of_exception(error, str(cache)) is blame
 
 
 @pytest.mark.parametrize(
@@ -706,4 +706,4 @@ def test_exceptions_from_elsewhere(cache, error, blame):
 def test_exceptions_of_generated_code_itself(cache, code, blame):
     with pytest.raises(Exception) as raised:
         exec(compile(code, str(cache / "xy" / "cxyz.py"), "exec"), {})
-    assert evidence.of_exception(raised.value, str(cache)) is blame
+    assert markers.of_exception(raised.value, str(cache)) is blame
