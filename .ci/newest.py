@@ -1,4 +1,4 @@
-"""Looks at the newest torch, Triton, vLLM, SGLang and QuACK before users do: it downloads wheels, and installs none.
+"""Looks at the newest releases of what is patched before users do: it downloads wheels, and installs none.
 
     python .ci/newest.py [--pip-options="--pre --index-url https://download.pytorch.org/whl/nightly/cpu"] [PACKAGE ...]
 
@@ -22,9 +22,9 @@ from safecache.patching import sinks
 from safecache.patching.activation import list_hooks
 from safecache.patching.hook import TORCH_UNTIL, Hook
 
-PACKAGES = ("torch", "triton", "vllm", "sglang", "quack")
+PACKAGES = ("torch", "triton", "vllm", "sglang", "quack", "flashinfer")
 # Of those that are called otherwise.
-_DISTRIBUTIONS = {"quack": "quack-kernels"}
+_DISTRIBUTIONS = {"quack": "quack-kernels", "flashinfer": "flashinfer-python"}
 
 
 def download(package: str, options: list[str], directory: Path) -> tuple[str, Path]:
@@ -161,9 +161,7 @@ def problems(roots: dict[str, Path], versions: dict[str, str]) -> Iterator[str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pip-options", default="", help="for each download")
-    parser.add_argument(
-        "packages", nargs="*", metavar="PACKAGE", help="by default torch, triton, vllm, sglang and quack"
-    )
+    parser.add_argument("packages", nargs="*", metavar="PACKAGE", help=f"by default {', '.join(PACKAGES)}")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
         names = arguments.packages or PACKAGES

@@ -174,6 +174,11 @@ UNITS = [
         "Objects of QuACK are loaded unverified.",
     ),
     Unit(
+        "flashinfer",
+        {"flashinfer": ("flashinfer.jit.cute_dsl_core",)},
+        "Objects that FlashInfer compiles with CuTe DSL are loaded unverified.",
+    ),
+    Unit(
         "vllm",
         {
             "vllm": (

@@ -225,6 +225,7 @@ UNUSED = (
     "cpp_extension",
     "cute_dsl",
     "cutlass",
+    "flashinfer",
     "flydsl",
     "halide",
     "isolation",

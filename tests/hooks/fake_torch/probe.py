@@ -52,6 +52,7 @@ MODULES = (
     "torch._vendor.quack.cache.async_compile",
     "quack.cache.jit",
     "quack.cache.async_compile",
+    "flashinfer.jit.cute_dsl_core",
     "torch._precompile",
     "torch._inductor.cpp_builder",
     "torch._inductor.cpu_vec_isa",
