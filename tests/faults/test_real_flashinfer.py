@@ -91,7 +91,7 @@ def test_object_that_does_not_verify_is_compiled_anew(run, tmp_path, how, reason
     path = cached(tmp_path)
     content = bytearray(path.read_bytes())
     if how == "flipped":
-        content[content.index((41).to_bytes(4, "little"))] ^= 1  # the constant: stock returns 40
+        content[len(content) // 2] ^= 1
     path.write_bytes(content[: len(content) // 2] if how == "truncated" else content)
     compiles, stats, errors = run()
     assert compiles == 1 and stats[reason] == 1 and f"[{reason}]" in errors, (stats, errors)
