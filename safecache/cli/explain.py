@@ -77,7 +77,7 @@ def _of_cache(root: str, what: str, of_run: str | None, told: set[tuple[Kind, st
     """By the journal, where there is one; what it does not have, by the records alone, if they are not ``told``."""
     records = {(record.kind, record.key): record for record in key_records.every(root)}
     lines = run_summary.read(root)
-    shared = run_summary.find(lines)
+    shared = run_summary.find_shared(lines)
     for line in reversed(lines):
         if of_run not in (None, line.run) or not (what in line.name or line.key.startswith(what)):
             continue

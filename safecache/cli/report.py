@@ -122,7 +122,7 @@ def gather(directories: Sequence[str], run: str) -> Facts | None:
     of_run = [line for line in lines if run == run_summary.ALL or line.run == summary.run]
     misses = _misses(summary.missed, explain.causes(directories))
     biggest, oldest, total = _entries(directories)
-    shared = list(run_summary.find(lines, summary.run).values())
+    shared = list(run_summary.find_shared(lines, summary.run).values())
     return Facts(
         run=summary.run,
         start=timestamps.write(min(line.time for line in of_run)),

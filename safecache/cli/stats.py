@@ -68,7 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
     summary = run_summary.summarise(lines, arguments.run)
     if summary is None:
         return say_there_is_none(arguments, directories)
-    shared = list(run_summary.find(lines, summary.run).values())
+    shared = list(run_summary.find_shared(lines, summary.run).values())
     others = [] if summary.run == ALL else sorted({line.run for line in lines} - {summary.run})
     if arguments.json:
         print(json.dumps(_report(summary, shared) | {"other_runs": others}))

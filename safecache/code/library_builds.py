@@ -38,13 +38,13 @@ __all__ = [
     "are_attested",
     "attach_inputs",
     "check_inputs",
-    "command",
     "current_build",
     "is_dispensable",
-    "is_needed",
+    "is_exposed",
     "mark_loaded",
-    "publish",
-    "run",
+    "publish_output",
+    "redirect_command",
+    "repeat_if_killed",
     "signal_of",
 ]
 
@@ -133,7 +133,7 @@ class Build:
             path = builder.get_target_file_path()
             root = root_of(path)
             result = None
-            privately = is_needed(path) and _build_privately(builder, path, root)
+            privately = is_exposed(path) and _build_privately(builder, path, root)
             if not privately:
                 command = shlex.split(builder.get_command_line())
                 if sources_of_parent is not None:
@@ -211,7 +211,7 @@ def _is_fetched(path: str, root: str) -> bool:
 def _build_privately(builder: Any, path: str, root: str) -> bool:
     """Build ``path`` in a private directory and publish it; False, and reported, if the builder is of unknown form."""
     with private_directory.create_temporary() as directory:
-        moved = command(shlex.split(builder.get_command_line()), path, root, directory)
+        moved = redirect_command(shlex.split(builder.get_command_line()), path, root, directory)
         if moved is not None:
             private = copy.copy(builder)
             private._name, private._output_dir = "build", directory
@@ -222,15 +222,15 @@ def _build_privately(builder: Any, path: str, root: str) -> bool:
                 if not is_dispensable(path):
                     raise
                 return True
-            if publish(directory, path, root):
+            if publish_output(directory, path, root):
                 return True
     message = f"{path} was built where others can write, for what it is built of is not known to safecache."
     events.report(Reason.STOOD_DOWN, message, cause=root, remedy="Build where nobody else can.")
     return False
 
 
-def is_needed(target: str) -> bool:
-    """Whether others could replace files beside ``target`` while it is built."""
+def is_exposed(target: str) -> bool:
+    """Tell whether others could replace files beside ``target`` while it is built."""
     return ownership.why_not_private(os.path.dirname(target)) is not None
 
 
@@ -274,8 +274,8 @@ def _check(path: str, root: str) -> None:
         raise EntryRefusedError(f"safecache: {path} was replaced while something was built of it.")
 
 
-def command(stock: list[str], target: str, root: str, directory: str) -> list[str] | None:
-    """The ``stock`` command line, with what it reads and writes below the cache ``root`` moved to ``directory``.
+def redirect_command(stock: list[str], target: str, root: str, directory: str) -> list[str] | None:
+    """Return the ``stock`` command line, with what it reads and writes below the cache ``root`` moved to ``directory``.
 
     None if it has an unknown form. Raises EntryRefusedError for an input that was replaced, and OSError for one that is
     gone or cannot be copied.
@@ -287,7 +287,7 @@ def command(stock: list[str], target: str, root: str, directory: str) -> list[st
         ours: str | None = word
         if word == target:
             ours = _inside(directory, target)
-        elif option == "-include" and is_needed(word):
+        elif option == "-include" and is_exposed(word):
             ours = _header(word)
         elif word.startswith(os.path.join(root, "")):
             ours = _input(word, directory)
@@ -301,7 +301,7 @@ def command(stock: list[str], target: str, root: str, directory: str) -> list[st
     return ["env", f"TMPDIR={directory}", *words] if elsewhere else words
 
 
-def publish(directory: str, target: str, root: str) -> bool:
+def publish_output(directory: str, target: str, root: str) -> bool:
     """Attest the output of a build in ``directory`` and put it at ``target``; False if there is no output.
 
     Raises OSError.
@@ -372,8 +372,8 @@ def _take_precompiled(path: str, copy: str) -> None:
         os.unlink(copied)
 
 
-def run(compile: Callable[[], T]) -> T:
-    """What ``compile`` returns, which runs a compiler: at its second attempt if a signal ended the first.
+def repeat_if_killed(compile: Callable[[], T]) -> T:
+    """Run ``compile``, which starts a compiler, once more if a signal ended that, and return its result.
 
     No other second attempt of this user is made on this host meanwhile, for at most what SAFECACHE_WAIT says of locks:
     what ran out of memory side by side would do so again. Raises what the last attempt does.

@@ -147,7 +147,7 @@ class Here(NamedTuple):
 
 
 def compute_environment(targets: Iterable[str]) -> Here:
-    """Of this environment. ``targets``: of kernels, such as "cuda 90". Raises SafecacheError if torch does not load."""
+    """Compute it here. ``targets``: of kernels, such as "cuda 90". Raises SafecacheError if torch does not load."""
     command = [sys.executable, "-c", "from safecache.explain import baked; baked.main()", *targets]
     environment = {**config.child_environment(), **_WITHOUT}
     try:
@@ -291,5 +291,5 @@ PATHS: tuple[PathInKeys, ...] = (
 
 
 def find_path(component: str) -> PathInKeys | None:
-    """What is known of the path in this component of a key, by its name; None if there is none in it."""
+    """Return what is known of the path in this component of a key, by its name; None if there is none in it."""
     return next((known for known in PATHS if known.component and re.fullmatch(known.component, component)), None)

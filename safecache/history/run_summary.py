@@ -18,7 +18,19 @@ from safecache.places import ours
 from safecache.ports import Outcome
 from safecache.reporting.kinds import LOOKED_UP, OF_FLIGHTS, OF_RECOMPILE_CHECK, OF_REMOTE, Count, Kind, Reason
 
-__all__ = ["ALL", "LAST", "Line", "Process", "Shared", "Summary", "find", "labels", "read", "seconds", "summarise"]
+__all__ = [
+    "ALL",
+    "LAST",
+    "Line",
+    "Process",
+    "Shared",
+    "Summary",
+    "find_shared",
+    "labels",
+    "read",
+    "seconds",
+    "summarise",
+]
 
 # In place of a run's id.
 ALL, LAST = "all", "last"
@@ -272,8 +284,8 @@ class Shared(NamedTuple):
         return {**self._asdict(), "saved": round(self.compiling - self.waited, 3)}
 
 
-def find(lines: Iterable[Line], run: str = ALL) -> dict[tuple[str, float], Shared]:
-    """What processes of ``run`` have waited for, by its key and when that missed: the largest savings first.
+def find_shared(lines: Iterable[Line], run: str = ALL) -> dict[tuple[str, float], Shared]:
+    """Find what processes of ``run`` have waited for, by its key and when that missed: the largest savings first.
 
     A wait is for whoever missed that key last before the wait's end, in any run.
     """

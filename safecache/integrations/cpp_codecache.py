@@ -211,7 +211,7 @@ def run_compile_cmd(wrapped: Callable[..., Any], instance: Any, args: Any, kwarg
 
     def run(cmd_line: str, *rest: Any, **named: Any) -> Any:
         try:
-            return library_builds.run(lambda: wrapped(cmd_line, *rest, **named))
+            return library_builds.repeat_if_killed(lambda: wrapped(cmd_line, *rest, **named))
         except Exception:
             place = directory_faults.instead()
             if place is None:

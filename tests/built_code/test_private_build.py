@@ -50,12 +50,12 @@ def place():
 
 def command(root, place, *words):
     stock = ["g++", *map(str, words), "-o", str(root / "kernel.so")]
-    return library_builds.command(stock, str(root / "kernel.so"), str(root), place)
+    return library_builds.redirect_command(stock, str(root / "kernel.so"), str(root), place)
 
 
 def test_is_needed_where_others_could_exchange_what_is_read(root, tmp_path):
-    assert library_builds.is_needed(str(root / "kernel.so"))
-    assert not library_builds.is_needed(str(tmp_path / "kernel.so"))
+    assert library_builds.is_exposed(str(root / "kernel.so"))
+    assert not library_builds.is_exposed(str(tmp_path / "kernel.so"))
 
 
 def test_source_is_what_was_generated_whatever_lies_there_now(root, source, place):
@@ -115,9 +115,9 @@ def test_what_it_does_not_know_is_left_to_stock(root, source, place):
         ["g++", str(source), "-o", target, target],
         ["g++", str(source), "-o", "kernel.so"],
     ):
-        assert library_builds.command(words, target, str(root), place) is None
+        assert library_builds.redirect_command(words, target, str(root), place) is None
     header = f"{source}.pch"
-    assert library_builds.command(["clang++", str(source), "-o", header], header, str(root), place) is None
+    assert library_builds.redirect_command(["clang++", str(source), "-o", header], header, str(root), place) is None
 
 
 @pytest.fixture
@@ -177,7 +177,7 @@ def test_output_is_published_with_its_record_first_and_the_mode_it_was_given(roo
     monkeypatch.setattr(
         library_builds.entry_files, "publish", lambda path, *rest: (seen.append(target.exists()), publish(path, *rest))
     )
-    assert library_builds.publish(place, str(target), str(root))
+    assert library_builds.publish_output(place, str(target), str(root))
     assert seen == [False, False], "the record and the file"
     assert target.read_bytes() == b"library" and stat.S_IMODE(target.stat().st_mode) == 0o755
     attestations._state.reset()
@@ -186,7 +186,7 @@ def test_output_is_published_with_its_record_first_and_the_mode_it_was_given(roo
 
 
 def test_build_without_output_publishes_nothing(root, place):
-    assert not library_builds.publish(place, str(root / "kernel.so"), str(root))
+    assert not library_builds.publish_output(place, str(root / "kernel.so"), str(root))
     assert list(root.iterdir()) == []
 
 

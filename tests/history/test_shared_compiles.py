@@ -73,7 +73,7 @@ def test_page_has_a_row_for_each_compile(write, run, tmp_path, monkeypatch):
 
 
 def found(root, run=run_summary.ALL):
-    return list(run_summary.find(run_summary.read(str(root)), run).values())
+    return list(run_summary.find_shared(run_summary.read(str(root)), run).values())
 
 
 def test_wait_is_for_whoever_missed_last_before_its_end(write):
