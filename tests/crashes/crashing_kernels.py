@@ -101,7 +101,7 @@ def square(x, y, N: tl.constexpr):
 
 @triton.jit
 def softmax(x, y, N: tl.constexpr):
-    """With 65536 elements in one warp it takes minutes."""
+    """With 262144 elements in one warp it takes minutes."""
     index = tl.arange(0, N)
     loaded = tl.exp(tl.load(x + index))
     tl.store(y + index, loaded / tl.sum(loaded, 0))
@@ -151,7 +151,7 @@ CASES = {
     "recovered": (square, HALVES, {"N": 128}, {"num_ctas": 3}),
     "wrong-instruction": (wrong_instruction, INTEGERS, {"N": 128}, {}),
     "wrong-types": (wrong_types, INTEGERS, {"N": 128}, {}),
-    "hang": (softmax, FLOATS, {"N": 65536}, {"num_warps": 1}),
+    "hang": (softmax, FLOATS, {"N": 262144}, {"num_warps": 1}),
     "endless": (endless, INTEGERS, {"N": 128}, {}),
     "memory": (long_assembly, INTEGERS, {"N": 128}, {}),
 }
