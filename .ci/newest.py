@@ -22,9 +22,14 @@ from safecache.patching import sinks
 from safecache.patching.activation import list_hooks
 from safecache.patching.hook import TORCH_UNTIL, Hook
 
-PACKAGES = ("torch", "triton", "vllm", "sglang", "quack", "flashinfer")
+PACKAGES = ("torch", "triton", "vllm", "sglang", "quack", "flashinfer", "tvm_ffi", "cutlass")
 # Of those that are called otherwise.
-_DISTRIBUTIONS = {"quack": "quack-kernels", "flashinfer": "flashinfer-python"}
+_DISTRIBUTIONS = {
+    "quack": "quack-kernels",
+    "flashinfer": "flashinfer-python",
+    "tvm_ffi": "apache-tvm-ffi",
+    "cutlass": "nvidia-cutlass-dsl-libs-base",
+}
 
 
 def download(package: str, options: list[str], directory: Path) -> tuple[str, Path]:

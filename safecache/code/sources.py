@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Callable
 
+from safecache.code import exec_directory
 from safecache.files import opening, ownership, private_directory
 from safecache.places.layout import CodeFile
 from safecache.reporting import report
@@ -18,14 +19,17 @@ from safecache.tiers import directory_faults
 from safecache.tiers.directory_faults import Unsettled
 
 __all__ = [
+    "add_cache",
     "admit",
     "admit_side_file",
     "attest",
     "is_private",
     "known_text",
+    "load_path",
     "quarantine_if_changed",
     "reachable",
     "settle_side_file",
+    "text_at",
 ]
 
 _BY_HAND = (
@@ -34,6 +38,8 @@ _BY_HAND = (
 _COMMENTS = re.compile(rb"(\n+//[ -~]*)+")
 # Texts, by path, of sources for compilers that this process has generated where others can write.
 _texts: Part[dict[str, bytes]] = Part(dict, inherit)
+# The caches from which loaders outside torch open code by themselves.
+_caches: Part[set[str]] = Part(set, inherit)
 
 
 def attest(path: str, text: bytes) -> None:
@@ -132,9 +138,35 @@ def reachable(directory: str) -> str:
 
     For objects that their loader opens by itself, at the path that it has given us.
     """
-    if ownership.why_not_private(_existing(directory)) is None:
-        return directory
-    return os.path.join(private_directory.process_directory(), os.path.basename(directory))
+    if ownership.why_not_private(_existing(directory)) is not None:
+        directory = os.path.join(private_directory.process_directory(), os.path.basename(directory))
+    add_cache(directory)
+    return directory
+
+
+def add_cache(directory: str) -> None:
+    """Have load_path() verify what lies below this directory."""
+    _caches.now.add(os.path.join(os.path.realpath(directory), ""))
+
+
+def load_path(path: str) -> str:
+    """Where to load the code at ``path`` from: verified if it lies in a cache of add_cache(), else ``path`` itself.
+
+    What was installed, or is the user's own, lies in none. Raises EntryRefusedError, in every mode, if nothing attests
+    it; OSError if it or its record cannot be read.
+    """
+    real = os.path.realpath(path)
+    if not real.startswith(tuple(_caches.now)):
+        return path
+    return exec_directory.load_path(CodeFile(real, os.path.dirname(real)))
+
+
+def text_at(path: str) -> str | None:
+    """The text of a source at ``path``, whoever wrote it; None if there is none that can be read."""
+    try:
+        return entry_files.read_entry(path, entry_files.max_entry_size(Kind.SOURCE)).decode()
+    except (OSError, ValueError, opening.UnusableEntry):
+        return None
 
 
 def is_private(directory: str) -> bool:

@@ -14,7 +14,7 @@ from safecache.patching.hook import verifier
 from safecache.places.layout import CodeFile
 from safecache.store import gate
 
-__all__ = ["attest_if_new", "cutedsl_dir", "cutedsl_get", "cutedsl_set", "identity", "reachable_path"]
+__all__ = ["attest_if_new", "cutedsl_dir", "cutedsl_get", "cutedsl_set", "identity", "load_object", "reachable_path"]
 
 
 @verifier(
@@ -79,6 +79,23 @@ def cutedsl_set(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: A
         attest_if_new(path, before)
 
     put(*args, **kwargs)
+
+
+@verifier(
+    "cutlass.base_dsl.export.external_binary_module:ExternalBinaryModule.__init__(self, file_path, enable_tvm_ffi=)",
+    why="CuTe DSL links whatever object lies in a cache into the process, and unpickles the signature inside it.",
+    issue="https://github.com/NVIDIA/cutlass/issues/3162",
+)
+def load_object(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> None:
+    """ExternalBinaryModule.__init__: verifies an object that lies in a cache.
+
+    Raises EntryRefusedError, in default mode too.
+    """
+
+    def load(file_path: str, *rest: Any, **named: Any) -> None:
+        wrapped(sources.load_path(file_path), *rest, **named)
+
+    load(*args, **kwargs)
 
 
 def _cutedsl_path(*key: Any) -> str:

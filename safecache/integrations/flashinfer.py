@@ -1,16 +1,153 @@
-"""FlashInfer: the objects that it compiles with CuTe DSL and keeps in its workspace."""
+"""FlashInfer: the libraries that it builds with ninja and the objects that it compiles with CuTe DSL."""
 
 from __future__ import annotations
 
 import os
+import sys
+import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
+from unittest import mock
 
-from safecache.code import sources
+from safecache import compiles
+from safecache.code import extension_builds, lock_guards, ninja_builds, sources
+from safecache.code.ninja_builds import Build
 from safecache.integrations import cute_dsl
 from safecache.patching.hook import verifier
+from safecache.session import Part, inherit
+from safecache.tiers import directory_faults
 
-__all__ = ["cute_export", "cute_init", "cute_load"]
+__all__ = ["build_and_load", "cute_export", "cute_init", "cute_load", "load_attested", "run_ninja", "write_text"]
+
+_SOURCE = "https://github.com/flashinfer-ai/flashinfer/blob/v0.7.2/flashinfer/jit"
+# The text of each build.ninja that FlashInfer has written, or would, by path.
+_texts: Part[dict[str, str]] = Part(dict, inherit)
+# Held while FlashInfer's directory is another one.
+_replacing = threading.Lock()
+
+
+@verifier(
+    "flashinfer.jit.core:JitSpec.build_and_load(self)",
+    why="FlashInfer waits for ever for a lock that a stopped process holds, and ends on one that it cannot open.",
+    issue=f"{_SOURCE}/core.py#L337",
+)
+def build_and_load(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    """JitSpec.build_and_load: in a private directory if the workspace, or its lock, cannot be used.
+
+    Raises what it does, and in strict mode CacheWriteError in place of a private build.
+    """
+    loaded = instance.try_load()
+    if loaded is not None:
+        return loaded
+    directory = _directory()
+    try:
+        _await_lock(str(instance.lock_path))
+        return wrapped(*args, **kwargs)
+    except (OSError, RuntimeError) as error:
+        fault = directory_faults.find(error, directory)
+        if fault is None:
+            raise
+        private = extension_builds.make_private_directory("cached_ops")
+        variable = "FLASHINFER_WORKSPACE_BASE"
+        extension_builds.report_private_build(instance.name, directory, private, fault.text, variable, error)
+        with _replacing, mock.patch.object(sys.modules["flashinfer.jit.env"], "FLASHINFER_JIT_DIR", Path(private)):
+            return wrapped(*args, **kwargs)
+
+
+def _directory() -> str:
+    return str(os.path.realpath(sys.modules["flashinfer.jit.env"].FLASHINFER_JIT_DIR))
+
+
+def _await_lock(path: str) -> None:
+    """Wait until nobody holds the lock, no longer than for torch's own. Raises OSError, Timeout among them."""
+    lock = sys.modules["flashinfer.jit.core"].FileLock(path, thread_local=False)
+    lock_guards.wait(path, -1.0, lambda seconds: lock.acquire(timeout=seconds))
+    lock.release()
+
+
+@verifier(
+    "flashinfer.jit.core:JitSpecNvcc.try_load(self)",
+    why="FlashInfer takes its lock, writes and starts ninja at each start, even if its library is up to date.",
+    issue=f"{_SOURCE}/core.py#L536",
+)
+def load_attested(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    """JitSpecNvcc.try_load: also loads an attested library, without a lock, a write or ninja."""
+    loaded = wrapped(*args, **kwargs)
+    if loaded is not None or os.environ.get("FLASHINFER_DISABLE_JIT") or not os.path.exists(instance.jit_library_path):
+        return loaded
+    with compiles.scope(is_planning=True):
+        instance.write_ninja()
+    return instance.load() if _build_of(str(instance.ninja_path)).is_attested() else None
+
+
+@verifier(
+    "flashinfer.jit.core:write_if_different(path, content)",
+    why="FlashInfer reads its build.ninja back from a directory that others may be able to write to.",
+    issue=f"{_SOURCE}/utils.py#L22",
+)
+def write_text(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> None:
+    """write_if_different, of build.ninja: keeps the text for run_ninja."""
+
+    def write(path: Any, content: str) -> None:
+        _texts.now[str(path)] = content
+        if not compiles.current.is_planning:
+            wrapped(path, content)
+
+    write(*args, **kwargs)
+
+
+@verifier(
+    "flashinfer.jit.cpp_ext:run_ninja(workdir, ninja_file, verbose, max_jobs=)",
+    "workdir, ninja_file, verbose",  # 0.6
+    why="Ninja goes by file times alone, so FlashInfer takes an outdated or planted library with a recent time for "
+    "current.",
+    issue=f"{_SOURCE}/cpp_ext.py#L411",
+    copies=("flashinfer.jit.core",),
+)
+def run_ninja(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> None:
+    """run_ninja: what nothing attests is quarantined, so that ninja builds it again; it does not run if all is well.
+
+    Raises what ninja's failure does, and EntryRefusedError for a refused file in strict mode.
+    """
+
+    def run(workdir: Any, ninja_file: Any, *rest: Any, **named: Any) -> None:
+        lines = _texts.now[str(ninja_file)].splitlines()
+        several = [line.removeprefix("subninja ") for line in lines if line.startswith("subninja ")]
+        builds = [_build_of(path) for path in several or [str(ninja_file)]]
+        directory = os.path.realpath(workdir)
+        extension_builds.run_ninja(
+            builds, directory, lambda: wrapped(workdir, ninja_file, *rest, **named), is_exclusive=True
+        )
+
+    run(*args, **kwargs)
+
+
+def _build_of(ninja_file: str) -> Build:
+    """The build of the module whose build.ninja, written or not, lies there."""
+    text, directory = _texts.now[ninja_file], os.path.dirname(os.path.realpath(ninja_file))
+    flashinfer, tvm_ffi = sys.modules["flashinfer"], sys.modules["tvm_ffi"]
+    modules = os.path.dirname(directory)
+    sources.add_cache(modules)
+    cuda = next((line.removeprefix("cuda_home = ") for line in text.splitlines() if "cuda_home = " in line), "/")
+    anchors = {
+        os.path.realpath(cuda): "$cuda",
+        cuda: "$cuda",
+        os.path.dirname(os.path.dirname(str(flashinfer.__file__))): "$packages",
+        os.path.realpath(sys.modules["flashinfer.jit.env"].FLASHINFER_WORKSPACE_DIR): "$workspace",
+        modules: "$modules",
+    }
+    # No compiler reports the headers of these packages, which FlashInfer has it search as a system's.
+    versions = f"flashinfer {flashinfer.__version__}, tvm_ffi {tvm_ffi.__version__}, python {sys.version}"
+    return Build(
+        os.path.basename(directory),
+        directory,
+        text,
+        also=versions,
+        tools=ninja_builds.find_compilers(text),
+        anchors=anchors,
+    )
+
 
 _OBJECT = "FlashInfer loads whatever object lies in its workspace if a text beside it states the same versions."
 
@@ -18,7 +155,7 @@ _OBJECT = "FlashInfer loads whatever object lies in its workspace if a text besi
 @verifier(
     "flashinfer.jit.cute_dsl_core:JitSpecCuteDsl.__init__(self, module_name, kernel_name, compile_fn, source_sha256)",
     why="FlashInfer takes objects from its workspace without asking who else can write there.",
-    issue="https://github.com/flashinfer-ai/flashinfer/blob/v0.7.2/flashinfer/jit/cute_dsl_core.py#L90",
+    issue=f"{_SOURCE}/cute_dsl_core.py#L90",
 )
 def cute_init(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> None:
     """JitSpecCuteDsl.__init__: its module's directory is one of this process alone if others can write there."""
@@ -30,12 +167,12 @@ def cute_init(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
 @verifier(
     "flashinfer.jit.cute_dsl_core:JitSpecCuteDsl.try_load(self)",
     why=_OBJECT,
-    issue="https://github.com/flashinfer-ai/flashinfer/blob/v0.7.2/flashinfer/jit/cute_dsl_core.py#L145",
+    issue=f"{_SOURCE}/cute_dsl_core.py#L145",
 )
 @verifier(
     "flashinfer.jit.cute_dsl_core:JitSpecCuteDsl.load(self)",
     why=_OBJECT,
-    issue="https://github.com/flashinfer-ai/flashinfer/blob/v0.7.2/flashinfer/jit/cute_dsl_core.py#L217",
+    issue=f"{_SOURCE}/cute_dsl_core.py#L217",
 )
 def cute_load(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
     """Quarantine an object that does not verify before JitSpecCuteDsl.try_load, or load, asks whether there is one."""
@@ -47,7 +184,7 @@ def cute_load(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
 @verifier(
     "flashinfer.jit.cute_dsl_core:JitSpecCuteDsl._export(self)",
     why="FlashInfer publishes a compiled object without a digest, so no later process can verify it.",
-    issue="https://github.com/flashinfer-ai/flashinfer/blob/v0.7.2/flashinfer/jit/cute_dsl_core.py#L249",
+    issue=f"{_SOURCE}/cute_dsl_core.py#L249",
 )
 def cute_export(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> None:
     """JitSpecCuteDsl._export: attests the object."""

@@ -159,7 +159,12 @@ UNITS = [
     ),
     Unit(
         "cute_dsl",
-        {"cute_dsl": (f"{_INDUCTOR}.runtime.cutedsl_cache",)},
+        {
+            "cute_dsl": (
+                f"{_INDUCTOR}.runtime.cutedsl_cache",
+                "cutlass.base_dsl.export.external_binary_module",
+            ),
+        },
         "Objects of CuTe DSL are loaded unverified.",
     ),
     Unit("flydsl", {"flydsl": (f"{_INDUCTOR}.runtime.flydsl_cache",)}, "FlyDSL's cache is read unverified."),
@@ -174,9 +179,15 @@ UNITS = [
         "Objects of QuACK are loaded unverified.",
     ),
     Unit(
+        "tvm_ffi",
+        {"tvm_ffi": ("tvm_ffi.cpp.extension", "tvm_ffi.module", "tvm_ffi.utils.lockfile")},
+        "Libraries that tvm_ffi builds are loaded unverified, and its locks are waited for without end.",
+    ),
+    Unit(
         "flashinfer",
-        {"flashinfer": ("flashinfer.jit.cute_dsl_core",)},
-        "Objects that FlashInfer compiles with CuTe DSL are loaded unverified.",
+        {"flashinfer": ("flashinfer.jit.core", "flashinfer.jit.cpp_ext", "flashinfer.jit.cute_dsl_core")},
+        "Libraries and objects that FlashInfer compiles are loaded unverified.",
+        needs=("tvm_ffi",),
     ),
     Unit(
         "vllm",

@@ -1,15 +1,19 @@
-"""The real FlashInfer: objects that it keeps of CuTe DSL's kernels are verified. A host function needs no GPU."""
+"""The real FlashInfer: the libraries that it builds and the objects that it keeps are verified. None needs a GPU."""
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
 from conftest import SOURCE
 
+from faults.built_modules import BuiltModule
 from safecache.testing import isolated
 
 pytest.importorskip("flashinfer", reason="needs flashinfer-python")
@@ -106,3 +110,116 @@ def test_workspace_where_others_can_write_is_left_alone(run, tmp_path):
     path.parent.chmod(0o777)
     compiles, stats, _ = run()
     assert compiles == 1 and path.stat() == before, stats
+
+
+LIBRARY = """
+import json, sys
+
+ran = []
+sys.addaudithook(lambda event, given: ran.append(given[0]) if event == "subprocess.Popen" else None)
+if "stock" not in sys.argv:
+    import safecache
+from flashinfer.jit.core import gen_jit_spec
+
+probe = gen_jit_spec("probe", ["ops/probe.cc", "ops/kernel.cu"], extra_include_paths=["include"]).build_and_load()
+print(json.dumps([probe.answer(), ran.count("ninja"), {} if "stock" in sys.argv else safecache.stats()]))
+"""
+PROBE = """
+#include <tvm/ffi/function.h>
+#include "answer.h"
+int answer() { return ANSWER; }
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(answer, answer);
+"""
+NVCC = shutil.which("nvcc", path=os.path.join(os.environ.get("CUDA_HOME", ""), "bin"))
+
+
+class Library(BuiltModule):
+    program = LIBRARY
+
+    def __init__(self, base):
+        super().__init__(base, base / ".cache" / "flashinfer", "*/*/cached_ops/probe")
+        (base / "ops").mkdir()
+        (base / "ops" / "probe.cc").write_text(PROBE)
+        (base / "ops" / "kernel.cu").write_text("__global__ void fill(int *x) { *x = 1; }\n")
+        self.environment |= {"FLASHINFER_WORKSPACE_BASE": str(base), "FLASHINFER_CUDA_ARCH_LIST": "9.0a"}
+
+
+@pytest.fixture
+def library(tmp_path):
+    if NVCC is None:
+        pytest.skip("needs nvcc in CUDA_HOME")
+    return Library(tmp_path)
+
+
+def test_warm_start_runs_no_ninja_and_writes_nothing(library):
+    answer, ninjas, stats, errors = library.run()
+    assert (answer, ninjas, stats["code sealed"]) == (41, 1, 3) and "safecache:" not in errors, errors
+    before = library.listed()
+    answer, ninjas, stats, errors = library.run()
+    assert (answer, ninjas, stats["code verified"]) == (41, 0, 3) and "safecache:" not in errors, errors
+    assert library.listed() == before
+    assert library.run("stock")[0] == 41
+
+
+@pytest.mark.parametrize("name", ["probe.so", "ops_probe.o"])
+@pytest.mark.parametrize("how", ["planted", "truncated", "stock"])
+def test_library_that_does_not_verify_is_built_anew(library, name, how):
+    library.run(*(["stock"] if how == "stock" else []))
+    path = library.built / name
+    if how == "planted":
+        library.compile_trojan(name)
+    elif how == "truncated":
+        os.truncate(path, path.stat().st_size // 2)
+    if name.endswith(".o"):
+        (library.built / "probe.so").unlink()
+        os.utime(path, ns=((library.built / "ops_kernel.cuda.o").stat().st_mtime_ns,) * 2)
+    reason = "unsealed" if how == "stock" else "damaged"
+    answer, ninjas, stats, errors = library.run()
+    assert (answer, ninjas) == (41, 1) and f"[{reason}]" in errors and stats[reason], (stats, errors)
+    answer, ninjas, _, errors = library.run()
+    assert (answer, ninjas) == (41, 0) and "safecache:" not in errors, errors
+
+
+def test_header_that_was_replaced_by_an_older_one_is_noticed(library):
+    library.run()
+    library.write_header(42)
+    assert library.run("stock")[0] == 41
+    assert library.run()[:2] == (42, 1)
+
+
+def test_workspace_that_moved_and_another_spelling_of_cuda_are_used(library):
+    library.run()
+    moved = library.base / "elsewhere"
+    shutil.copytree(library.cache, moved / ".cache" / "flashinfer")
+    shutil.rmtree(library.cache)
+    cuda = library.base / "cuda"
+    cuda.symlink_to(os.environ["CUDA_HOME"])
+    answer, ninjas, _, errors = library.run(FLASHINFER_WORKSPACE_BASE=str(moved), CUDA_HOME=str(cuda))
+    assert (answer, ninjas) == (41, 0) and "safecache:" not in errors, errors
+
+
+@pytest.mark.parametrize("is_warm", [True, False], ids=["warm", "cold"])
+def test_lock_of_a_stopped_process_holds_nobody_up(library, is_warm):
+    library.run()
+    if not is_warm:
+        (library.built / "probe.so").unlink()
+    lock = library.built.parent / "tmp" / "probe.lock"
+    holder = subprocess.Popen(["flock", str(lock), "sleep", "1000"], start_new_session=True)
+    try:
+        time.sleep(0.5)
+        os.killpg(holder.pid, signal.SIGSTOP)
+        answer, ninjas, _, errors = library.run()
+    finally:
+        os.killpg(holder.pid, signal.SIGKILL)
+        holder.wait()
+    assert (answer, ninjas) == (41, 1 - is_warm) and ("cannot be used" in errors) is not is_warm, errors
+
+
+def test_workspace_where_others_can_write_is_not_built_in(library):
+    library.run()
+    library.built.chmod(0o777)
+    assert library.run()[:2] == (41, 0)
+    (library.built / "probe.so").unlink()
+    answer, ninjas, _, errors = library.run()
+    assert (answer, ninjas) == (41, 1) and "others can write there" in errors, errors
+    assert not (library.built / "probe.so").exists()

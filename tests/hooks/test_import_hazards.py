@@ -125,7 +125,7 @@ def test_torch_in_a_zip_file_is_patched(fake, tmp_path, activated):
     archive = shutil.make_archive(str(tmp_path / "zipped"), "zip", FAKE_TORCH)
     fake(
         f"""
-        sys.path.insert(0, {archive!r})
+        sys.path[:0] = [{archive!r}, {archive + "/apart"!r}]
         if {activated!r} == "before":
             import safecache
         assert all(module.__file__.startswith({archive!r}) for module in import_all())

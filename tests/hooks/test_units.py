@@ -232,6 +232,7 @@ UNUSED = (
     "quack",
     "remote_caches",
     "sglang",
+    "tvm_ffi",
     "vllm",
 )
 

@@ -22,7 +22,7 @@ from faults.doors import MAGIC
 from fuzz import grammar
 from helpers import key_cases
 
-from safecache.code import extension_builds, packages
+from safecache.code import ninja_builds, packages
 from safecache.errors import EntryRefusedError
 from safecache.places import layout
 from safecache.places.layout import CodeFile
@@ -389,7 +389,7 @@ class Extension(Attested):
         self.path = self.root / "probe.so"
         self.root.mkdir()
         (self.root / "probe.cpp").write_text("int probe;")
-        self.build = extension_builds.Build("probe", str(self.root), "build probe.so: link probe.cpp\n")
+        self.build = ninja_builds.Build("probe", str(self.root), "build probe.so: link probe.cpp\n")
 
     def hostile(self):
         return b"hostile"
@@ -404,7 +404,7 @@ class Extension(Attested):
     def plant(self, content, sealing):
         self.build.settle()
         (step,) = self.build._steps
-        built_of = {"sha256": self.build._inputs(step, []), "headers": extension_builds._packed([])}
+        built_of = {"sha256": self.build._inputs(step, []), "headers": ninja_builds._packed([])}
         statement = {"sha256": hashlib.sha256(content).hexdigest(), "stamp": None, "inputs": built_of}
         self.path.write_bytes(content)
         self.put_record(sealing(json.dumps(statement).encode()))

@@ -3,8 +3,14 @@
 import importlib
 import importlib.util
 import inspect
+import os
 import sys
 import time
+
+_HERE = os.path.dirname(__file__)
+if str(importlib.util.find_spec("torch").origin).startswith(_HERE):
+    # Where CUTLASS can be imported from the start, the real torch's QuACK counts as there as well.
+    sys.path.append(os.path.join(_HERE, "apart"))
 
 CODECACHE = "torch._inductor.codecache"
 AUTOGRAD_CACHE = "torch._functorch._aot_autograd.autograd_cache"
@@ -52,7 +58,13 @@ MODULES = (
     "torch._vendor.quack.cache.async_compile",
     "quack.cache.jit",
     "quack.cache.async_compile",
+    "flashinfer.jit.core",
+    "flashinfer.jit.cpp_ext",
     "flashinfer.jit.cute_dsl_core",
+    "tvm_ffi.cpp.extension",
+    "tvm_ffi.module",
+    "tvm_ffi.utils.lockfile",
+    "cutlass.base_dsl.export.external_binary_module",
     "torch._precompile",
     "torch._inductor.cpp_builder",
     "torch._inductor.cpu_vec_isa",
@@ -88,7 +100,7 @@ def import_all():
     names = [name for name in MODULES if torch.__version__[:4] not in ABSENT.get(name, ())]
     if not hasattr(torch, "called"):  # the fake has these always
         # QuACK needs CUTLASS's package, which no test installs.
-        names = [name for name in names if not name.startswith("torch._vendor.quack")]
+        names = [name for name in names if not name.startswith(("torch._vendor.quack", "cutlass"))]
         if importlib.util.find_spec("torch._inductor.runtime.flydsl_cache") is None:  # since 2.15
             names.remove("torch._inductor.runtime.flydsl_cache")
     return [importlib.import_module(name) for name in names]

@@ -1,0 +1,160 @@
+"""tvm_ffi: the libraries that it builds with ninja, and its loader, which other compilers of kernels use as well."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from safecache import compiles, loads
+from safecache.code import extension_builds, lock_guards, ninja_builds, sources
+from safecache.patching.hook import hook, verifier
+from safecache.tiers import directory_faults
+
+__all__ = ["build_library", "build_ninja", "load_module", "lock", "unlock", "write_source"]
+
+_VARIABLE = "TVM_FFI_CACHE_DIR"
+_LOCK = "_safecache_lock"
+_SOURCE = "https://github.com/apache/tvm-ffi/blob/v0.1.15/python/tvm_ffi"
+_WAIT = "tvm_ffi waits for ever, in silence, for a build lock that a stopped process holds or that cannot be opened."
+_FLAGS = "*extra_cflags=, *extra_cuda_cflags=, *extra_ldflags=, *extra_include_paths=, *build_directory="
+
+
+@verifier(
+    f"tvm_ffi.cpp.extension:build(name, *sources=, *cpp_files=, *cuda_files=, {_FLAGS}, *backend=, *output=)",
+    why=_WAIT,
+    issue=f"{_SOURCE}/cpp/extension.py#L801",
+)
+@verifier(
+    "tvm_ffi.cpp.extension:build_inline(name, *cpp_sources=, *cuda_sources=, *functions=, "
+    f"{_FLAGS}, *embed_cubin=, *backend=, *output=)",
+    why=_WAIT,
+    issue=f"{_SOURCE}/cpp/extension.py#L1027",
+)
+def build_library(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> str:
+    """build and build_inline: no lock for an attested build, and a private directory where none can be built.
+
+    Raises what they do, and in strict mode CacheWriteError in place of a private build.
+    """
+
+    def build(name: str, **named: Any) -> str:
+        directory = named.get("build_directory") or _cache()
+        try:
+            with extension_builds.locked_late(translates=False):
+                return str(wrapped(name, **named))
+        except (OSError, RuntimeError) as error:
+            fault = directory_faults.find(error, directory)
+            if fault is None:
+                raise
+            private = extension_builds.make_private_directory(name)
+            extension_builds.report_private_build(name, directory, private, fault.text, _VARIABLE, error)
+            with extension_builds.locked_late(translates=False):
+                return str(wrapped(name, **named | {"build_directory": private}))
+
+    return build(*args, **kwargs)
+
+
+def _cache() -> str:
+    return os.path.expanduser(os.environ.get(_VARIABLE, "~/.cache/tvm-ffi"))
+
+
+@verifier("tvm_ffi.utils.lockfile:FileLock.__enter__(self)", why=_WAIT, issue=f"{_SOURCE}/utils/lockfile.py#L119")
+def lock(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    """FileLock.__enter__: taken only once something is to be built, and no longer awaited than SAFECACHE_WAIT says."""
+    path = os.fspath(instance.lock_file_path)
+
+    def attempt(seconds: float) -> None:
+        try:
+            instance.blocking_acquire(timeout=seconds)
+        except TimeoutError as error:
+            from filelock import Timeout
+
+            raise Timeout(path) from error
+
+    def take() -> None:
+        # Raises the error that FileLock takes for a lock that is held.
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC))
+        lock_guards.wait(path, -1.0, attempt)
+
+    guarded = lock_guards.guarded_lock(path, take, instance.release)
+    if guarded is None:
+        return wrapped(*args, **kwargs)
+    setattr(instance, _LOCK, guarded)
+    return instance
+
+
+@hook(
+    "tvm_ffi.utils.lockfile:FileLock.__exit__(self, exc_type, exc_val, exc_tb)",
+    why="FileLock.__exit__ releases a lock that was never taken.",
+    issue=f"{_SOURCE}/utils/lockfile.py#L69",
+)
+def unlock(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    """FileLock.__exit__, also of a lock that was not taken."""
+    guarded = vars(instance).pop(_LOCK, None)
+    return wrapped(*args, **kwargs) if guarded is None or guarded.held else None
+
+
+@verifier(
+    "tvm_ffi.cpp.extension:_maybe_write(path, content)",
+    why="tvm_ffi reads its sources and build.ninja back from a directory that others may be able to write to.",
+    issue=f"{_SOURCE}/cpp/extension.py#L153",
+)
+def write_source(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> None:
+    """_maybe_write: takes the lock first if the file differs, and keeps the text for build_ninja."""
+
+    def write(path: str, content: str) -> None:
+        compiles.current.written = content
+        if sources.text_at(path) != content:
+            extension_builds.take_lock()
+            wrapped(path, content)
+
+    write(*args, **kwargs)
+
+
+@verifier(
+    "tvm_ffi.cpp.extension:build_ninja(build_dir)",
+    why="Ninja goes by file times alone, so tvm_ffi takes an outdated or planted library with a recent time for "
+    "current.",
+    issue=f"{_SOURCE}/cpp/extension.py#L653",
+)
+def build_ninja(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> None:
+    """build_ninja: what nothing attests is quarantined, so that ninja builds it again; it does not run if all is well.
+
+    Raises what ninja's failure does, and EntryRefusedError for a refused file in strict mode.
+    """
+
+    def build(build_dir: str) -> None:
+        directory, text = os.path.realpath(build_dir), compiles.current.written
+        packages = os.path.dirname(os.path.dirname(str(sys.modules["tvm_ffi"].__file__)))
+        planned = ninja_builds.Build(
+            os.path.basename(text.rpartition("default ")[2].strip()),
+            directory,
+            text,
+            tools=ninja_builds.find_compilers(text),
+            anchors={directory: "$build", packages: "$packages"},
+        )
+        sources.add_cache(directory)
+        extension_builds.run_ninja([planned], directory, lambda: wrapped(build_dir), is_exclusive=True)
+
+    build(*args, **kwargs)
+
+
+@verifier(
+    "tvm_ffi.module:load_module(path, keep_module_alive=)",
+    why="tvm_ffi dlopens whatever library lies in a cache, without checking who built it.",
+    issue=f"{_SOURCE}/module.py#L438",
+    copies=("tvm_ffi", "tvm_ffi.cpp.extension"),
+)
+def load_module(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    """load_module: verifies a library that lies in a cache, and explains a failure to load it from a noexec mount.
+
+    Raises EntryRefusedError, in default mode too.
+    """
+
+    def load(path: Any, *rest: Any, **named: Any) -> Any:
+        sources.add_cache(_cache())
+        placed = sources.load_path(os.fspath(path))
+        return loads.explain_load(wrapped, (placed, *rest), named, _VARIABLE)
+
+    return load(*args, **kwargs)

@@ -1,0 +1,237 @@
+"""The real tvm_ffi: what it builds is verified, of its sources of now, and needs no ninja, lock or write when warm."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from faults import small_disks
+from faults.built_modules import BuiltModule
+from faults.users import share_key
+
+pytest.importorskip("tvm_ffi", reason="needs apache-tvm-ffi")
+pytestmark = pytest.mark.xdist_group("tvm_ffi")
+
+PROBE = '#include "answer.h"\nint answer() { return ANSWER; }\n'
+EXPORTED = "#include <tvm/ffi/function.h>\n" + PROBE + "TVM_FFI_DLL_EXPORT_TYPED_FUNC(answer, answer);\n"
+PROGRAM = """
+import json, os, sys
+
+ran = []
+sys.addaudithook(lambda event, given: ran.append(given[0]) if event == "subprocess.Popen" else None)
+if "stock" not in sys.argv:
+    import safecache
+import tvm_ffi.cpp
+
+if "user" in sys.argv:
+    os.setgroups([])
+    os.setgid(4242)
+    os.setuid(1000)
+how = {"extra_include_paths": ["include"]}
+if "inline" in sys.argv:
+    module = tvm_ffi.cpp.load_inline("probe", cpp_sources=open("inline.cpp").read(), functions="answer", **how)
+else:
+    module = tvm_ffi.cpp.load("probe", sources=["probe.cpp", "more.cpp"], **how)
+print(json.dumps([module.answer(), ran.count("ninja"), {} if "stock" in sys.argv else safecache.stats()]))
+"""
+
+
+class Library(BuiltModule):
+    """One of tvm_ffi's, with the sources that it is built of."""
+
+    program = PROGRAM
+
+    def __init__(self, base):
+        super().__init__(base, base / "cache", "probe_*")
+        (base / "probe.cpp").write_text(EXPORTED)
+        (base / "more.cpp").write_text("int more() { return 1; }\n")
+        (base / "inline.cpp").write_text(PROBE)
+        # tvm_ffi imports torch if it is there, which takes longer than all the rest.
+        (base / "torch.py").write_text("raise ImportError")
+        self.environment["TVM_FFI_CACHE_DIR"] = str(self.cache)
+
+
+@pytest.fixture
+def place(tmp_path):
+    return Library(tmp_path)
+
+
+@pytest.mark.parametrize("how", ["inline", "files"])
+def test_warm_start_verifies_and_runs_no_ninja_and_writes_nothing(place, how):
+    answer, ninjas, stats, errors = place.run(how)
+    assert (answer, ninjas) == (41, 1) and "safecache:" not in errors, (stats, errors)
+    before = place.listed()
+    answer, ninjas, stats, errors = place.run(how)
+    assert (answer, ninjas) == (41, 0) and "safecache:" not in errors, (stats, errors)
+    assert place.listed() == before
+    answer, _, _, _ = place.run(how, "stock")
+    assert answer == 41
+
+
+@pytest.mark.parametrize("name", ["probe.so", "cpp_0.o"])
+@pytest.mark.parametrize("how", ["planted", "truncated", "flipped"])
+def test_what_does_not_verify_is_built_anew(place, name, how):
+    place.run("files")
+    path = place.built / name
+    content = bytearray(path.read_bytes())
+    if how == "planted":
+        place.compile_trojan(name)
+    else:
+        content[len(content) // 2] ^= 1
+        path.write_bytes(content[: len(content) // 2] if how == "truncated" else content)
+    if name.endswith(".o"):
+        (place.built / "probe.so").unlink()
+        os.utime(path, ns=((place.built / "cpp_1.o").stat().st_mtime_ns,) * 2)
+    answer, ninjas, stats, errors = place.run("files")
+    assert (answer, ninjas) == (41, 1) and stats["damaged"] == 1 and "[damaged]" in errors, (stats, errors)
+    answer, ninjas, stats, errors = place.run("files")
+    assert (answer, ninjas) == (41, 0) and "safecache:" not in errors, (stats, errors)
+
+
+def test_on_stock_a_planted_library_runs(place):
+    place.run("files", "stock")
+    place.compile_trojan("probe.so")
+    process = place.start("files", "stock")
+    process.communicate(timeout=200)
+    assert process.returncode == 66
+
+
+def test_library_that_nobody_built_is_not_loaded(place):
+    place.run("files")
+    other = place.cache / "other" / "other.so"
+    other.parent.mkdir()
+    shutil.copy2(place.built / "probe.so", other)
+    program = f"import safecache, tvm_ffi; tvm_ffi.load_module({str(other)!r})"
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, env=place.environment, capture_output=True, text=True, timeout=200)
+    assert "EntryRefusedError" in done.stderr, done.stderr
+    outside = shutil.copy2(place.built / "probe.so", place.base / "own.so")
+    program = f"import safecache, tvm_ffi; print(tvm_ffi.load_module({str(outside)!r}).answer())"
+    done = subprocess.run([*command[:2], program], env=place.environment, capture_output=True, text=True, timeout=200)
+    assert done.stdout == "41\n", done.stderr
+
+
+@pytest.mark.parametrize("how", ["inline", "files"])
+def test_header_that_was_replaced_by_an_older_one_is_noticed(place, how):
+    place.run(how)
+    place.write_header(42)
+    assert place.run(how, "stock")[0] == 41
+    assert place.run(how)[:2] == (42, 1)
+    assert place.run(how)[:2] == (42, 0)
+
+
+def test_times_and_ninjas_own_files_decide_nothing(place):
+    place.run("files")
+    for path in [*place.built.iterdir(), *place.base.glob("*.cpp")]:
+        if path.is_file():
+            os.utime(path)
+    for name in (".ninja_log", ".ninja_deps"):
+        (place.built / name).unlink()
+    assert place.run("files")[:2] == (41, 0)
+
+
+@pytest.mark.parametrize("how", ["inline", "files"])
+def test_cache_that_moved_is_used(place, how):
+    place.run(how)
+    moved = place.base / "elsewhere" / "cache"
+    moved.parent.mkdir()
+    place.cache.rename(moved)
+    assert place.run(how, TVM_FFI_CACHE_DIR=str(moved))[:2] == (41, 0)
+
+
+def test_attested_library_is_loaded_whoever_holds_the_lock(place):
+    place.run("files")
+    with open(place.built / "lock") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        answer, ninjas, _, errors = place.run("files")
+    assert (answer, ninjas) == (41, 0) and "safecache:" not in errors, errors
+
+
+@pytest.fixture
+def mounted(place):
+    """The cache on a file system of its own."""
+    with small_disks.mounted(place.cache, "size=20m"):
+        yield place
+
+
+@pytest.mark.parametrize("how", ["inline", "files"])
+def test_read_only_cache_starts_as_any(mounted, how):
+    mounted.run(how)
+    small_disks.read_only(mounted.cache)
+    answer, ninjas, _, errors = mounted.run(how)
+    assert (answer, ninjas) == (41, 0) and "safecache:" not in errors, errors
+    mounted.write_header(42)
+    answer, ninjas, _, errors = mounted.run(how)
+    assert (answer, ninjas) == (42, 1) and errors.count("safecache:") == 1 and "cannot be used" in errors, errors
+
+
+def test_full_disk_is_built_on_elsewhere(mounted):
+    small_disks.fill(mounted.cache)
+    answer, _, _, errors = mounted.run("files")
+    assert answer == 41 and "No space left" in errors, errors
+
+
+def test_cache_of_root_starts_as_any_for_a_user(place):
+    share_key(place)
+    place.run("files")
+    for directory in [place.base, *place.base.parents]:
+        directory.chmod(directory.stat().st_mode | 0o005)
+    answer, ninjas, _, errors = place.run("files", "user")
+    assert (answer, ninjas) == (41, 0) and "safecache:" not in errors, errors
+
+
+def test_lock_of_a_stopped_process_is_not_waited_for_without_end(place):
+    place.run("files")
+    (place.built / "probe.so").unlink()
+    holder = subprocess.Popen(["flock", str(place.built / "lock"), "sleep", "1000"], start_new_session=True)
+    try:
+        time.sleep(0.5)
+        os.killpg(holder.pid, signal.SIGSTOP)
+        answer, _, _, errors = place.run("files", SAFECACHE_WAIT="lock=15")
+    finally:
+        os.killpg(holder.pid, signal.SIGKILL)
+        holder.wait()
+    assert answer == 41 and "cannot be used" in errors, errors
+
+
+def test_directory_where_others_can_write_is_not_built_in(place):
+    place.run("files")
+    place.built.chmod(0o777)
+    before = place.listed()
+    answer, ninjas, _, errors = place.run("files")
+    assert (answer, ninjas) == (41, 0), errors
+    (place.built / "probe.so").unlink()
+    answer, ninjas, _, errors = place.run("files")
+    assert answer == 41 and ninjas == 1 and "others can write there" in errors, errors
+    assert not (place.built / "probe.so").exists() and set(place.listed()) <= set(before)
+
+
+def test_killed_build_goes_on_from_what_is_finished(place):
+    slow = place.base / "bin" / "c++"
+    slow.parent.mkdir()
+    slow.write_text(
+        '#!/bin/sh\ncase "$*" in *-shared*) [ -e linked ] || { touch linked; sleep 1000; };; esac\nexec g++ "$@"\n'
+    )
+    slow.chmod(0o755)
+    paths = os.pathsep.join([str(slow.parent), place.environment["PATH"]])
+    process = place.start("files", PATH=paths)
+    try:
+        deadline = time.monotonic() + 150
+        while not list(place.cache.glob("probe_*/linked")) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        time.sleep(2)
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+    objects = {path.name: path.stat().st_mtime_ns for path in place.built.glob("*.o")}
+    assert len(objects) == 2
+    answer, ninjas, stats, errors = place.run("files", PATH=paths)
+    assert (answer, ninjas) == (41, 1) and "safecache:" not in errors, (stats, errors)
+    assert {path.name: path.stat().st_mtime_ns for path in place.built.glob("*.o")} == objects, "only linked"
