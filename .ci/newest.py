@@ -28,7 +28,7 @@ _DISTRIBUTIONS = {
     "quack": "quack-kernels",
     "flashinfer": "flashinfer-python",
     "tvm_ffi": "apache-tvm-ffi",
-    "cutlass": "nvidia-cutlass-dsl-libs-base",
+    "cutlass": "nvidia-cutlass-dsl-libs-core",
 }
 
 
@@ -41,7 +41,8 @@ def download(package: str, options: list[str], directory: Path) -> tuple[str, Pa
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(directory / package, [name for name in archive.namelist() if name.endswith(".py")])
     wheel.unlink()
-    return wheel.name.split("-")[1], directory / package
+    outermost = min((directory / package).rglob(f"{package}/__init__.py"), key=lambda path: len(path.parts))
+    return wheel.name.split("-")[1], outermost.parents[1]
 
 
 class Sources:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
@@ -25,9 +24,6 @@ from safecache.tiers import directory_faults
 from safecache.tiers.directory_faults import Immovable, Unsettled
 
 __all__ = ["admit", "build", "locked_late", "make_private_directory", "report_private_build", "run_ninja", "take_lock"]
-
-# The suffix torch adds to the name of an extension that a process loads again after its sources have changed.
-_VERSION = re.compile(r"_v\d+$")
 
 # Where this process has built, or found out that nothing was to be built; and in which directory instead.
 _verified: Part[dict[str, str]] = Part(dict, inherit)
@@ -87,19 +83,21 @@ def build(name: str, directory: str, run: Callable[..., None], flags: Iterable[s
     """
     text = _plan(run, flags)
     directory_faults.check(directory)
-    # The objects are the same extension's, whichever version suffix the library has.
-    extension = _VERSION.sub("", name)
     _verified.now[directory] = directory
     try:
-        run_ninja([Build(extension, directory, text)], directory, lambda: run(directory))
+        run_ninja([_planned(directory, text)], directory, lambda: run(directory))
     except Immovable as error:
         why = f"{error.filename}: {error.evidence}"
         if standalone:
             raise EntryRefusedError(f"safecache: {why}.") from error
         private = make_private_directory(name)
-        run_ninja([Build(extension, private, text)], private, lambda: run(private))
+        run_ninja([_planned(private, text)], private, lambda: run(private))
         report_private_build(name, directory, private, why, "TORCH_EXTENSIONS_DIR", error)
         _verified.now[directory] = private
+
+
+def _planned(directory: str, text: str) -> Build:
+    return ninja_builds.plan(os.path.join(directory, "build.ninja"), text)
 
 
 def _plan(run: Callable[..., None], flags: Iterable[str]) -> str:

@@ -16,27 +16,36 @@ import shutil
 import stat
 import string
 import struct
+import subprocess
+import sys
+import sysconfig
 import threading
 import time
 import zlib
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
+from importlib.metadata import PackageNotFoundError, version
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from safecache.files import filesystem, opening, parallel
+from safecache.errors import EntryRefusedError
+from safecache.files import filesystem, folders, opening, ownership, parallel
+from safecache.places import ours
 from safecache.places.layout import CodeFile
-from safecache.reporting import events
-from safecache.reporting.kinds import Count, Reason
+from safecache.reporting import events, report
+from safecache.reporting.kinds import Count, Kind, Reason
 from safecache.reporting.report import Refusal
 from safecache.session import Part, inherit
+from safecache.settings import config
 from safecache.signing import trust
 from safecache.store import attestations, gate, manifests
 from safecache.tiers.directory_faults import Immovable, Unreadable
 
-__all__ = ["Build", "attest_while", "find_compilers"]
+__all__ = ["Build", "attest_while", "find_builds", "find_compilers", "plan"]
 
+# The suffix torch adds to the name of an extension that a process loads again after its sources have changed.
+_VERSION = re.compile(r"_v\d+$")
 # A space in a path is written "$ "; behind "|" are inputs that are not on the command line.
 _WORD = re.compile(r"(?:\$.|[^ $])+")
 _SEPARATORS = ("|", "||")
@@ -49,6 +58,8 @@ _SETTLED = 60_000_000_000
 # Seconds between looks at what ninja has finished.
 _INTERVAL = 0.25
 _LOG, _DEPS = ".ninja_log", ".ninja_deps"
+_CUDA = "cuda_home = "
+_UNSEALED = (ours.FOLDER, ours.UNSEALED)
 _DEPS_HEADER = b"# ninjadeps\n" + struct.pack("<i", 4)
 # Of the first word of a record in it, the bits that are its size; the last one tells a path from what an output needs.
 _SIZE = 0x7FFFFFFF
@@ -121,6 +132,7 @@ class Build:
 
         Raises EntryRefusedError in strict mode, and Unsettled if one cannot be quarantined.
         """
+        self._keep_unsealed()
         for step in self._steps:
             self._settle(step, self._path(step.output))
         # Sources may have changed while the outputs were judged: the build reads them as they are now.
@@ -143,6 +155,66 @@ class Build:
                     self._attest(step, path, headers)
                     done.add(step.output)
         return done
+
+    def adoptions(self) -> list[tuple[str, Callable[[], bool]]]:
+        """A step for each output: it seals what ninja takes for up to date, and is False if that is sealed already.
+
+        A step raises EntryRefusedError for what others could have written, or ninja would build again, and OSError.
+        """
+        with suppress(FileNotFoundError), folders.open_subdirectory(self._directory, _UNSEALED) as kept:
+            names = kept.names()
+            for step in self._steps:
+                path = self._path(step.output)
+                if os.path.basename(path) in names and not self._is_sealed(step):
+                    with folders.open_parent(self._directory, path) as (parent, name):
+                        kept.rename(name, parent, name)
+        reported = _read_deps(self._directory)
+        return [(self._path(step.output), partial(self._adopt, step, reported)) for step in self._steps]
+
+    def _adopt(self, step: _Step, reported: Mapping[str, _Deps]) -> bool:
+        self._read_sources()
+        if self._is_sealed(step):
+            return False
+        path = self._path(step.output)
+        opening.digest_regular(path, opening.check_private(path), flags=os.O_NOFOLLOW)
+        command = ["ninja", "-n", "-f", self._path("build.ninja"), step.output]
+        said = subprocess.run(command, cwd=self._directory, capture_output=True, text=True, check=False).stdout
+        if "no work to do" not in said:
+            raise EntryRefusedError(f"{Reason.OUTDATED.value}: ninja would build it again")
+        self._began = time.time_ns()
+        return bool(self.attest({step.output}, reported, is_over=True))
+
+    def _is_sealed(self, step: _Step) -> bool:
+        try:
+            return self._judge(step) is None and step.output not in self._unsealed
+        except OSError:
+            return False
+
+    def _keep_unsealed(self) -> None:
+        """Move what nobody has sealed, in a directory of this user alone, to where adoptions() finds it."""
+        if config.current().strict or ownership.why_not_private(self._directory) is not None:
+            return
+        paths = [self._path(step.output) for step in self._steps if self._is_unsealed(step)]
+        if paths:
+            with folders.open_subdirectory(self._directory, _UNSEALED, make=True) as kept:
+                for path in paths:
+                    with folders.open_parent(self._directory, path) as (parent, name):
+                        parent.rename(name, kept, name)
+            remedy = (
+                f"If nobody else could write there, use them instead: stop, and run safecache adopt {self._directory}"
+            )
+            refusal = Refusal(
+                Reason.UNSEALED, f"{len(paths)} files have no sealed record, as stock builds them", remedy
+            )
+            where = f"Building them anew; the old ones are kept in {os.path.join(self._directory, *_UNSEALED)}."
+            report.refuse(refusal, Kind.NATIVE_CODE, self._directory, where)
+
+    def _is_unsealed(self, step: _Step) -> bool:
+        try:
+            refusal = self._judge(step)
+        except OSError:
+            return False
+        return refusal is not None and refusal.reason is Reason.UNSEALED
 
     def _read_sources(self) -> None:
         self._sources = self._digests({path for step in self._steps for path in step.inputs} - self._outputs)
@@ -363,6 +435,42 @@ def _read(directory: str, name: str) -> bytes:
         return opening.read_regular(os.path.join(directory, name), _check_file)
     except (OSError, opening.UnusableEntry):
         return b""
+
+
+def find_builds(root: str) -> Iterator[Build]:
+    """The builds below ``root``, by their build.ninja, whoever wrote it. Raises OSError."""
+    for directory, _, names in os.walk(root):
+        if "build.ninja" in names:
+            path = os.path.join(directory, "build.ninja")
+            yield plan(path, os.fsdecode(opening.read_regular(path, opening.check_private(path))))
+
+
+def plan(path: str, text: str) -> Build:
+    """The build of which ``text`` is the build.ninja at ``path``, written or not."""
+    directory = os.path.dirname(os.path.realpath(path))
+    cuda = next((line[len(_CUDA) :] for line in text.splitlines() if line.startswith(_CUDA)), os.devnull)
+    anchors = {
+        cuda: "$cuda",
+        os.path.realpath(cuda): "$cuda",
+        sysconfig.get_path("purelib"): "$packages",
+        directory: "$build",
+    }
+    modules = os.path.dirname(directory)
+    if os.path.basename(modules) == "cached_ops":  # FlashInfer's, beside which its generated sources are
+        anchors[os.path.dirname(modules)] = "$workspace"
+    # No compiler reports the headers of these packages, which FlashInfer has it search as a system's.
+    also = [f"{name} {_version(name)}" for name in ("flashinfer-python", "apache-tvm-ffi")]
+    # The objects are the same extension's, whichever version suffix torch gives the library.
+    name = _VERSION.sub("", os.path.splitext(os.path.basename(text.rpartition("default ")[2].strip()))[0])
+    tools = find_compilers(text)
+    return Build(name, directory, text, also="\n".join([sys.version, *also]), tools=tools, anchors=anchors)
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return ""
 
 
 def find_compilers(text: str) -> tuple[str, ...]:

@@ -125,28 +125,9 @@ def run_ninja(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
 
 def _build_of(ninja_file: str) -> Build:
     """The build of the module whose build.ninja, written or not, lies there."""
-    text, directory = _texts.now[ninja_file], os.path.dirname(os.path.realpath(ninja_file))
-    flashinfer, tvm_ffi = sys.modules["flashinfer"], sys.modules["tvm_ffi"]
-    modules = os.path.dirname(directory)
-    sources.add_cache(modules)
-    cuda = next((line.removeprefix("cuda_home = ") for line in text.splitlines() if "cuda_home = " in line), "/")
-    anchors = {
-        os.path.realpath(cuda): "$cuda",
-        cuda: "$cuda",
-        os.path.dirname(os.path.dirname(str(flashinfer.__file__))): "$packages",
-        os.path.realpath(sys.modules["flashinfer.jit.env"].FLASHINFER_WORKSPACE_DIR): "$workspace",
-        modules: "$modules",
-    }
-    # No compiler reports the headers of these packages, which FlashInfer has it search as a system's.
-    versions = f"flashinfer {flashinfer.__version__}, tvm_ffi {tvm_ffi.__version__}, python {sys.version}"
-    return Build(
-        os.path.basename(directory),
-        directory,
-        text,
-        also=versions,
-        tools=ninja_builds.find_compilers(text),
-        anchors=anchors,
-    )
+    build = ninja_builds.plan(ninja_file, _texts.now[ninja_file])
+    sources.add_cache(os.path.dirname(ninja_file))
+    return build
 
 
 _OBJECT = "FlashInfer loads whatever object lies in its workspace if a text beside it states the same versions."

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -125,17 +124,9 @@ def build_ninja(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: A
     """
 
     def build(build_dir: str) -> None:
-        directory, text = os.path.realpath(build_dir), compiles.current.written
-        packages = os.path.dirname(os.path.dirname(str(sys.modules["tvm_ffi"].__file__)))
-        planned = ninja_builds.Build(
-            os.path.basename(text.rpartition("default ")[2].strip()),
-            directory,
-            text,
-            tools=ninja_builds.find_compilers(text),
-            anchors={directory: "$build", packages: "$packages"},
-        )
-        sources.add_cache(directory)
-        extension_builds.run_ninja([planned], directory, lambda: wrapped(build_dir), is_exclusive=True)
+        planned = ninja_builds.plan(os.path.join(build_dir, "build.ninja"), compiles.current.written)
+        sources.add_cache(build_dir)
+        extension_builds.run_ninja([planned], build_dir, lambda: wrapped(build_dir), is_exclusive=True)
 
     build(*args, **kwargs)
 

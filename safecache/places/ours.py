@@ -7,7 +7,8 @@ keys were made of. ``known_bad/<hash>``: what not to compile, for the compiler h
 ``leases/<word of the kind>-<digest of the key>``: who is compiling what is looked up under the key.
 ``quarantine/<name>``, ``<name>.json``: what was refused, and why. ``records/<two digits>/<hash>``: what is said, under
 a seal, of files that carry none. ``trash/<nonce>/``: what is being removed. ``trials/run-<process>-<nonce>``: what a
-process runs for the first time. What makes each of them believed, the guide's page on security says.
+process runs for the first time. ``unsealed/<name>``: what ninja had built before, for ``safecache adopt``. What makes
+each of them believed, the guide's page on security says.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ __all__ = [
     "STAMP",
     "TRASH",
     "TRIALS",
+    "UNSEALED",
     "metadata_path",
     "record",
     "user_metadata_path",
@@ -37,6 +39,7 @@ FOLDER = ".safecache"
 CRASHES, DIFFERENCES, JOURNAL, KEYS = "crashes", "differences", "journal", "keys"
 KNOWN_BAD, LEASES = "known_bad", "leases"
 QUARANTINE, RECORDS, STAMP, TRASH, TRIALS = "quarantine", "records", "gc.stamp", "trash", "trials"
+UNSEALED = "unsealed"
 
 
 def metadata_path(root: str, *names: str) -> str:

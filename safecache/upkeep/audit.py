@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import NamedTuple
 
-from safecache.code import packages
+from safecache.code import ninja_builds, packages
 from safecache.errors import EntryRefusedError
 from safecache.files import folders, opening, ownership, parallel
 from safecache.places import layout
@@ -156,7 +156,7 @@ def adopt(root: str) -> Resealing:
 
     Or the package of AOTInductor which that names.
 
-    Compiled code is sealed too, by a record beside the cache.
+    Compiled code is sealed too, by a record beside the cache; and what ninja takes for up to date of its builds.
 
     What somebody else could have written is never sealed: raises EntryRefusedError for a directory that is not
     private, and skips such files. Raises KeyringError without a key, OSError for a directory that cannot be read.
@@ -176,7 +176,13 @@ def adopt(root: str) -> Resealing:
         return content is not None
 
     steps = [(location.path, partial(seal_file, location)) for location in layout.walk(root)]
-    return each(steps + [(file.path, partial(_adopt_code, file)) for file in layout.code(root)])
+    built = {path: step for build in ninja_builds.find_builds(root) for path, step in build.adoptions()}
+    steps += [
+        (file.path, partial(_adopt_code, file))
+        for file in layout.code(root)
+        if os.path.realpath(file.path) not in built
+    ]
+    return each([*steps, *built.items()])
 
 
 def _adopt_code(file: CodeFile) -> bool:

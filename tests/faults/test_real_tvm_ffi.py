@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import shutil
 import signal
@@ -101,6 +102,51 @@ def test_on_stock_a_planted_library_runs(place):
     process = place.start("files", "stock")
     process.communicate(timeout=200)
     assert process.returncode == 66
+
+
+@pytest.fixture
+def adopt(place):
+    def adopt():
+        command = [sys.executable, "-m", "safecache", "adopt", str(place.cache), "--json"]
+        done = subprocess.run(
+            command, env=place.environment, cwd=place.base, capture_output=True, text=True, timeout=200
+        )
+        assert done.returncode in (0, 1), done.stderr
+        return json.loads(done.stdout)
+
+    return adopt
+
+
+def test_what_stock_built_is_adopted(place, adopt):
+    place.run("files", "stock")
+    assert adopt() == {"sealed": 3, "already_sealed": 0, "skipped": []}
+    answer, ninjas, _, errors = place.run("files")
+    assert (answer, ninjas) == (41, 0) and "safecache:" not in errors, errors
+    assert adopt() == {"sealed": 0, "already_sealed": 3, "skipped": []}
+
+
+def test_what_stock_built_is_kept_until_it_is_adopted(place, adopt):
+    place.run("files", "stock")
+    before = {path.name: path.read_bytes() for path in place.built.glob("*.?o")}
+    compiler = place.base / "bin" / "c++"
+    compiler.parent.mkdir()
+    compiler.write_text("#!/bin/sh\nexit 1\n")
+    compiler.chmod(0o755)
+    process = place.start("files", PATH=os.pathsep.join([str(compiler.parent), place.environment["PATH"]]))
+    _, errors = process.communicate(timeout=200)
+    assert process.returncode == 1 and errors.count("[unsealed]") == 1, errors
+    assert f"safecache adopt {place.built}" in errors
+    assert adopt()["sealed"] == 3
+    assert {path.name: path.read_bytes() for path in place.built.glob("*.?o")} == before
+    assert place.run("files")[:2] == (41, 0)
+
+
+def test_what_ninja_would_build_again_or_others_could_have_written_is_not_adopted(place, adopt):
+    place.run("files", "stock")
+    (place.base / "more.cpp").write_text("int more() { return 2; }\n")
+    (place.built / "cpp_1.o").chmod(0o666)
+    skipped = dict(adopt()["skipped"])
+    assert set(skipped) == {str(place.built / name) for name in ("cpp_0.o", "cpp_1.o", "probe.so")}
 
 
 def test_library_that_nobody_built_is_not_loaded(place):
