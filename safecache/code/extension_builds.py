@@ -68,6 +68,9 @@ def run_ninja(
             if exposed is not None:
                 raise Unsettled(errno.EPERM, f"others can write there: {exposed}", directory)
         take_lock()
+        # Another process may have built it meanwhile.
+        planned = [build for build in planned if not build.is_attested()]
+    if planned:
         for build in planned:
             build.settle()
         with ninja_builds.attest_while(planned, directory):

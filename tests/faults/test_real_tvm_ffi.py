@@ -76,6 +76,13 @@ def test_warm_start_verifies_and_runs_no_ninja_and_writes_nothing(place, how):
     assert answer == 41
 
 
+def test_of_four_cold_processes_one_builds(place):
+    processes = [place.start("files") for _ in range(4)]
+    said = [process.communicate(timeout=250) for process in processes]
+    answers, ninjas, _ = zip(*(json.loads(output.splitlines()[-1]) for output, _ in said), strict=True)
+    assert answers == (41,) * 4 and sum(ninjas) == 1, said
+
+
 @pytest.mark.parametrize("name", ["probe.so", "cpp_0.o"])
 @pytest.mark.parametrize("how", ["planted", "truncated", "flipped"])
 def test_what_does_not_verify_is_built_anew(place, name, how):
