@@ -3,7 +3,13 @@
 May import any room.
 """
 
-__all__ = ["EXIT_FINDINGS", "EXIT_USAGE"]
+from safecache.errors import SafecacheError
+
+__all__ = ["EXIT_FINDINGS", "EXIT_USAGE", "UsageError"]
 
 EXIT_FINDINGS = 1
 EXIT_USAGE = 2
+
+
+class UsageError(SafecacheError):
+    """The arguments of a command do not go together."""

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from safecache.errors import ConfigError
 from safecache.remote import client
 from safecache.remote.client import Client
-from safecache.settings import extras, settings, units
+from safecache.settings import config, extras, settings, units
+from safecache.tiers import levels
 
 __all__ = [
     "DIRECTORY_HELP",
@@ -16,6 +17,7 @@ __all__ = [
     "add_json",
     "add_places",
     "add_remote",
+    "find_caches",
     "number",
     "of",
     "remote_of",
@@ -63,6 +65,11 @@ def remote_of(arguments: argparse.Namespace) -> Client:
     if found is None:
         raise ConfigError("there is no remote cache: name one in SAFECACHE_TIERS, or give --remote URL")
     return found
+
+
+def find_caches(arguments: argparse.Namespace) -> list[str]:
+    """The directories that were named, or else those that torch and Triton would use."""
+    return arguments.directories or levels.existing_caches(config.child_environment())
 
 
 def require_zstandard() -> None:

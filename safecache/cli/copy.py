@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 import tempfile
@@ -11,12 +10,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 
-from rich.console import Console
-from rich.progress import MofNCompleteColumn, Progress
-
-from safecache.cli import EXIT_FINDINGS, EXIT_USAGE
+from safecache.cli import EXIT_FINDINGS, UsageError, view
 from safecache.cli.arguments import add_json, of, require_zstandard
-from safecache.errors import ConfigError, PackRefusedError, RegistryError, SafecacheError, printable
+from safecache.cli.view import View
+from safecache.errors import ConfigError, PackRefusedError, RegistryError, SafecacheError
 from safecache.packs import archive
 from safecache.places import layout
 from safecache.remote.client import Unavailable
@@ -86,7 +83,7 @@ def translate(command: str, words: Sequence[str]) -> list[str]:
     return [*(places if len(places) > 1 else [_HERE, *places]), *others, "--max-size", known.max_size]
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> View:
     """Copy; 1 if anything was refused or has failed. Raises SafecacheError or OSError."""
     *sources, to = arguments.places
     sources = [each for place in sources or [_HERE] for each in (_caches_here() if place == _HERE else [place])]
@@ -96,8 +93,7 @@ def run(arguments: argparse.Namespace) -> int:
         return _push(arguments, to, sources)
     if any(place.startswith(_REGISTRY) for place in sources):
         if len(sources) > 1:
-            print("safecache copy: of a registry one pack is copied at a time", file=sys.stderr)
-            return EXIT_USAGE
+            raise UsageError("of a registry one pack is copied at a time")
         return _pull(arguments, sources[0], to)
     try:
         with _progress() as tell:
@@ -111,7 +107,7 @@ def run(arguments: argparse.Namespace) -> int:
         shown = " or ".join(map(without_password, filter(config.is_url, arguments.places)))
         raise SafecacheError(f"{shown} cannot be used now") from None
     elsewhere = sum(place.elsewhere for place in found if isinstance(place, Remote))
-    return _show(arguments, without_password(to), summary, elsewhere)
+    return _view(without_password(to), summary, elsewhere)
 
 
 def _caches_here() -> list[str]:
@@ -120,7 +116,7 @@ def _caches_here() -> list[str]:
     return [*levels.existing_caches(environ), *filter(os.path.isdir, [layout.vllm_cache_dir(environ)])]
 
 
-def _push(arguments: argparse.Namespace, place: str, sources: list[str]) -> int:
+def _push(arguments: argparse.Namespace, place: str, sources: list[str]) -> View:
     """Send one pack of these sources, or the pack that is the only one, to a registry."""
     from safecache.upkeep import oci
 
@@ -136,16 +132,11 @@ def _push(arguments: argparse.Namespace, place: str, sources: list[str]) -> int:
             raise RegistryError(f"nothing is sent to {to}: there is nothing that verifies to pack")
         pushed = oci.push(to, path, found.manifest["made_with"], has_tls=not arguments.plain_http)
         size = os.path.getsize(path)
-    if arguments.json:
-        counts = {"groups": len(found.groups), "bytes": size}
-        print(json.dumps({"destination": str(to), "reference": str(pushed), **counts, "problems": _rows(problems)}))
-    else:
-        print(f"{to}: {len(found.groups)} packed ({write_size(size)})", pushed, sep="\n")
-        _print(problems)
-    return EXIT_FINDINGS if problems else 0
+    data = {"destination": str(to), "reference": str(pushed), "groups": len(found.groups), "bytes": size}
+    return _with_problems(data, [f"{to}: {len(found.groups)} packed ({write_size(size)})", str(pushed)], problems)
 
 
-def _pull(arguments: argparse.Namespace, place: str, to: str) -> int:
+def _pull(arguments: argparse.Namespace, place: str, to: str) -> View:
     """Fetch a pack from a registry, to keep it or to fill caches."""
     from safecache.upkeep import oci
 
@@ -156,18 +147,13 @@ def _pull(arguments: argparse.Namespace, place: str, to: str) -> int:
             archive.opened(path)
             if not config.is_pack(to):
                 with _progress() as tell:
-                    return _show(
-                        arguments, str(found), packing.unpack(path, Caches.locate(None if to == _HERE else to), tell)
-                    )
+                    return _view(str(found), packing.unpack(path, Caches.locate(None if to == _HERE else to), tell))
         except PackRefusedError as error:
             raise PackRefusedError(f"{reference} is refused: {error}") from error
         with open(path, "rb") as file:
             entry_files.write_stream(to, iter(partial(file.read, 1 << 20), b""), durably=True)
-    if arguments.json:
-        print(json.dumps({"destination": os.path.abspath(to), "reference": str(found), "bytes": size}))
-    else:
-        print(printable(f"{to}: {write_size(size)} of {found}"))
-    return 0
+    data = {"destination": os.path.abspath(to), "reference": str(found), "bytes": size}
+    return View(data, [f"{to}: {write_size(size)} of {found}"])
 
 
 _FEW = 100
@@ -176,40 +162,34 @@ _FEW = 100
 @contextmanager
 def _progress() -> Iterator[Tell]:
     """Context of a function that advances a bar on a terminal, and else prints a line for each tenth that is done."""
-    console, done = Console(stderr=True), 0
-    columns = (*Progress.get_default_columns(), MofNCompleteColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task("safecache copy", total=None)
+    done = 0
+    with view.progress(total=1, described="safecache copy") as (bar, task):
 
         def tell(number: int, step: Step | None) -> None:
             nonlocal done
-            progress.update(task, total=number, advance=int(step is not None))
+            bar.update(task, total=number, advance=int(step is not None))
             done += step is not None
-            if step is not None and not console.is_terminal and number >= _FEW and done * 10 % number < 10:
+            if step is not None and bar.disable and number >= _FEW and done * 10 % number < 10:
                 print(f"safecache copy: {done} of {number}", file=sys.stderr)
 
         yield tell
 
 
-def _show(arguments: argparse.Namespace, shown: str, summary: Summary, elsewhere: int = 0) -> int:
-    """Print what became of it; 1 if anything has failed. ``elsewhere``: how much there is of other builds."""
+def _view(shown: str, summary: Summary, elsewhere: int = 0) -> View:
+    """What became of it. ``elsewhere``: how much there is of other builds."""
     counts = {"copied" if fate is Fate.DONE else fate.value: summary.counts[fate] for fate in Fate}
-    if arguments.json:
-        words = {what.replace(" ", "_"): number for what, number in counts.items()}
-        others = {"bytes": summary.size, "other_builds": elsewhere, "problems": _rows(summary.problems)}
-        print(json.dumps({"destination": shown, **words, **others}))
-    else:
-        counted = ", ".join(f"{number} {what}" for what, number in counts.items())
-        others_there = f"; {elsewhere} there are of other builds" if elsewhere else ""
-        print(printable(f"{shown}: {counted} ({write_size(summary.size)}){others_there}"))
-        _print(summary.problems)
-    return EXIT_FINDINGS if summary.problems else 0
+    words = {what.replace(" ", "_"): number for what, number in counts.items()}
+    counted = ", ".join(f"{number} {what}" for what, number in counts.items())
+    others_there = f"; {elsewhere} there are of other builds" if elsewhere else ""
+    return _with_problems(
+        {"destination": shown, **words, "bytes": summary.size, "other_builds": elsewhere},
+        [f"{shown}: {counted} ({write_size(summary.size)}){others_there}"],
+        summary.problems,
+    )
 
 
-def _rows(problems: list[Step]) -> list[dict[str, str]]:
-    return [{"name": step.name, "what": step.fate.value, "why": step.detail} for step in problems]
-
-
-def _print(problems: list[Step]) -> None:
-    for step in problems:
-        print(printable(f"{step.fate.value} {step.name}: {step.detail}"))
+def _with_problems(data: dict[str, object], lines: list[str], problems: list[Step]) -> View:
+    """Of a copy, and of what has failed in it, if anything has."""
+    rows = [{"name": step.name, "what": step.fate.value, "why": step.detail} for step in problems]
+    lines = [*lines, *(f"{row['what']} {row['name']}: {row['why']}" for row in rows)]
+    return View({**data, "problems": rows}, lines, EXIT_FINDINGS if problems else 0)

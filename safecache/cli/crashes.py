@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import sys
 from collections.abc import Iterator
 from typing import Any
 
-from safecache.cli.arguments import DIRECTORY_HELP
-from safecache.errors import printable
+from safecache.cli.arguments import DIRECTORY_HELP, find_caches
+from safecache.cli.view import View
+from safecache.errors import SafecacheError
 from safecache.isolation import crashes, reports
 from safecache.places import layout
-from safecache.settings import config, timestamps
-from safecache.tiers import levels
+from safecache.settings import timestamps
 from safecache.trials import strikes
 from safecache.upkeep import quarantined
 
@@ -31,39 +29,35 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--in", dest="directories", action="append", metavar="DIR", help=DIRECTORY_HELP)
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Run one of these commands and return its exit code. Raises SafecacheError or OSError."""
-    caches = arguments.directories or levels.existing_caches(config.child_environment())
-    roots = list(_roots(caches))
-    if arguments.command == "ls":
-        return _list(roots, as_json=arguments.json)
-    return _forget(roots, arguments.hash)
-
-
-def _roots(caches: list[str]) -> Iterator[str]:
-    for directory in caches:
+def run(arguments: argparse.Namespace) -> View:
+    """Run one of these commands. Raises SafecacheError or OSError."""
+    roots = list[str]()
+    for directory in find_caches(arguments):
         os.scandir(directory).close()
-        yield from layout.triton_caches(directory)
+        roots += layout.triton_caches(directory)
+    if arguments.command == "ls":
+        return _list(roots)
+    found = [(root, hash) for root in roots for hash in crashes.hashes(root) if hash.startswith(arguments.hash or "")]
+    forgotten = sum(int(crashes.forget(root, hash)) for root, hash in found)
+    if arguments.hash is None:
+        forgotten += sum(strikes.forget(root) for root in roots)
+    elif not forgotten:
+        raise SafecacheError(f"no kernel of the hash {arguments.hash} is skipped")
+    return View(None, [f"{forgotten} forgotten"])
 
 
-def _list(roots: list[str], *, as_json: bool) -> int:
+def _list(roots: list[str]) -> View:
     found = [row for root in roots for row in _rows(root)]
     first_runs = list(quarantined.list_struck(roots))
-    if as_json:
-        rows = [each._asdict() | {"moment": timestamps.write(each.moment), "state": each.state} for each in first_runs]
-        print(json.dumps({"crashed": found, "first_runs": rows}))
-        return 0
+    lines = []
     for row in found:
         state = "skipped" if row["skipped"] else "compiled again"
-        crash = f"{row['kernel']} {row['stage']}: {row['ended']}"
-        print(printable(f"{row['hash'][:_SHOWN]} {row['time']} {crash} ({state})"))
-        if row["report"]:
-            print(printable(f"  {row['report']}"))
+        lines.append(f"{row['hash'][:_SHOWN]} {row['time']} {row['kernel']} {row['stage']}: {row['ended']} ({state})")
+        lines += [f"  {row['report']}"] if row["report"] else []
     for each in first_runs:
-        print(
-            printable(f"{each.hash[:_SHOWN]} {timestamps.write(each.moment)} first run of {each.what} ({each.state})")
-        )
-    return 0
+        lines.append(f"{each.hash[:_SHOWN]} {timestamps.write(each.moment)} first run of {each.what} ({each.state})")
+    rows = [each._asdict() | {"moment": timestamps.write(each.moment), "state": each.state} for each in first_runs]
+    return View({"crashed": found, "first_runs": rows}, lines)
 
 
 def _rows(root: str) -> Iterator[dict[str, Any]]:
@@ -90,16 +84,3 @@ def _rows(root: str) -> Iterator[dict[str, Any]]:
             "skipped": True,
             "report": None,
         }
-
-
-def _forget(roots: list[str], beginning: str | None) -> int:
-    """Forget the crashes whose hash has this beginning, or all, and first runs; 1 for none with it."""
-    found = [(root, hash) for root in roots for hash in crashes.hashes(root) if hash.startswith(beginning or "")]
-    forgotten = sum(crashes.forget(root, hash) for root, hash in found)
-    if beginning is None:
-        forgotten += sum(strikes.forget(root) for root in roots)
-    if beginning is not None and not forgotten:
-        print(f"safecache forget: no kernel of the hash {printable(beginning)} is skipped", file=sys.stderr)
-        return 1
-    print(f"{forgotten} forgotten")
-    return 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import pickle
 import shutil
 import subprocess
@@ -15,11 +14,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
-
+from safecache.cli import view
 from safecache.cli.arguments import add_json
+from safecache.cli.view import Heading, Table, View
 from safecache.cli.workload import ENTRY_FOLDERS, Cache, Outcome
 
 __all__ = ["add", "run"]
@@ -167,9 +164,8 @@ def add(parser: argparse.ArgumentParser) -> None:
     add_json(parser)
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Run every scenario with stock torch and with safecache and print the table; 0 if safecache kept every promise."""
-    console = Console()
+def run(arguments: argparse.Namespace) -> View:  # noqa: ARG001
+    """Run every scenario with stock torch and with safecache; 0 if safecache kept every promise."""
     faults = _FAULTS if _can_mount() else _FAULTS[:-1]
     with tempfile.TemporaryDirectory(prefix="safecache-demo-") as name:
         base = Path(name)
@@ -177,40 +173,29 @@ def run(arguments: argparse.Namespace) -> int:
         for cache in (stock, ours):
             cache.directory.mkdir(parents=True)
         rows = list(_play(stock, ours, base, faults))
-    if arguments.json:
-        print(json.dumps([row._asdict() for row in rows]))
-    else:
-        _print(console, rows)
-        if faults is not _FAULTS:
-            console.print("The full disk was left out: it needs the right to mount a tmpfs.")
-    return 0 if all(row.fine for row in rows) else 1
+    headings = [Heading(name, folds=True) for name in ("scenario", "stock torch", "with safecache", "")]
+    cells = [(*row[:3], "ok" if row.fine else "FAILED") for row in rows]
+    text: list[str | Table] = ["The same work, the same faults:", Table(headings, cells, {"FAILED": "red"})]
+    if faults is not _FAULTS:
+        text.append("The full disk was left out: it needs the right to mount a tmpfs.")
+    return View([row._asdict() for row in rows], text, 0 if all(row.fine for row in rows) else 1)
 
 
 def _play(stock: Cache, ours: Cache, base: Path, faults: tuple[tuple[str, Scene], ...]) -> Iterator[Row]:
     steps = [(scenario, scene, cache) for scenario, scene in (*_FIRST, *faults) for cache in (stock, ours)]
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    console = Console(stderr=True)
     start = time.monotonic()
     texts: list[str] = []
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task("", total=len(steps))
+    with view.progress(total=len(steps)) as (bar, task):
         for number, (scenario, scene, cache) in enumerate(steps, 1):
             described = f"{scenario}: {cache.base.name}"
-            progress.update(task, description=described)
-            if not console.is_terminal:
+            bar.update(task, description=described)
+            if bar.disable:
                 passed = f"{time.monotonic() - start:.0f} s"
                 print(f"step {number} of {len(steps)}, after {passed}: {described}", file=sys.stderr, flush=True)
             if scene in dict(faults).values():
                 cache = cache.copy(base / f"{cache.base.name}-{scene.__name__}")
             text, fine = scene(cache)
             texts.append(text)
-            progress.advance(task)
+            bar.advance(task)
             if not cache.stock:
                 yield Row(scenario, texts[-2], texts[-1], fine)
-
-
-def _print(console: Console, rows: list[Row]) -> None:
-    table = Table("scenario", "stock torch", "with safecache", "", title="The same work, the same faults")
-    for row in rows:
-        table.add_row(row.scenario, row.stock, row.safecache, "[green]ok[/]" if row.fine else "[red]FAILED[/]")
-    console.print(table)

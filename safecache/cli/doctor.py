@@ -3,29 +3,22 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 from collections import Counter
 
-from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn
-from rich.table import Column, Table
-from rich.text import Text
-
-from safecache.cli import EXIT_FINDINGS
+from safecache.cli import EXIT_FINDINGS, view
 from safecache.cli.arguments import add_json, require_zstandard
+from safecache.cli.view import View
 from safecache.doctor import load_check
 from safecache.doctor.examination import examine
-from safecache.doctor.finding import SEVERITIES, Finding, worst
-from safecache.errors import PackRefusedError, printable
+from safecache.doctor.finding import SEVERITIES, worst
+from safecache.errors import PackRefusedError
 from safecache.packs import archive
 from safecache.settings import config
 from safecache.upkeep import preflight, warming
 from safecache.upkeep.preflight import Difference
 
 __all__ = ["add", "run"]
-
-_COLOURS = {"ok": "green", "info": "cyan", "warning": "yellow", "error": "red"}
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -41,36 +34,39 @@ def add(parser: argparse.ArgumentParser) -> None:
     add_json(parser)
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Run the command and return its exit code."""
+def run(arguments: argparse.Namespace) -> View:
+    """Examine this machine, a file or a cache from elsewhere."""
     if arguments.sources is not None:
-        return _show_baked(arguments)
-    file = arguments.load
-    console, columns = Console(stderr=True), (SpinnerColumn(), TextColumn("{task.description}"))
-    with Progress(*columns, console=console, transient=True, disable=bool(file) or not console.is_terminal) as progress:
-        progress.add_task("looking around")
-        findings = load_check.check(file) if file else examine(import_torch=not arguments.no_import)
-    return _show(findings, file, strict=arguments.strict, as_json=arguments.json)
-
-
-def _show(findings: list[Finding], file: str | None, *, strict: bool, as_json: bool) -> int:
-    """Print the findings, of all checks or about a ``file``; 1 if one is an error, or with ``strict`` a warning."""
-    if as_json:
-        about = {"worst": worst(findings)} if file is None else {"file": file}
-        print(json.dumps({**about, "findings": [finding._asdict() for finding in findings]}))
+        return _compare(arguments.sources)
+    if arguments.load:
+        findings = load_check.check(arguments.load)
     else:
-        _print(findings)
+        with view.progress(described="looking around"):
+            findings = examine(import_torch=not arguments.no_import)
+    data = {"file": arguments.load} if arguments.load else {"worst": worst(findings)}
+    lines = [line for each in findings for line in _lines(f"{each.severity} {each.code}", each.evidence, each.remedy)]
+    if not arguments.load:
         counts = Counter(finding.severity for finding in findings)
-        if file is None:
-            print(", ".join(f"{counts[severity]} {severity}" for severity in reversed(SEVERITIES) if counts[severity]))
-    return int(SEVERITIES.index(worst(findings)) >= SEVERITIES.index("warning" if strict else "error"))
+        lines.append(
+            ", ".join(f"{counts[severity]} {severity}" for severity in reversed(SEVERITIES) if counts[severity])
+        )
+    least = SEVERITIES.index("warning" if arguments.strict else "error")
+    return View(
+        {**data, "findings": [finding._asdict() for finding in findings]},
+        lines,
+        int(SEVERITIES.index(worst(findings)) >= least),
+    )
 
 
-def _show_baked(arguments: argparse.Namespace) -> int:
-    """Print how a cache from elsewhere differs; 1 if anything misses by that, or nothing lies there."""
+def _lines(what: str, evidence: str, remedy: str) -> list[str]:
+    return [f"{what}: {evidence}", *([f"  {remedy}"] if remedy else [])]
+
+
+def _compare(sources: list[str]) -> View:
+    """Tell how a cache from elsewhere differs; 1 if anything misses by that, or nothing lies there."""
     groups, found = 0, list[Difference]()
-    packs = [source for source in arguments.sources if config.is_pack(source)]
-    directories = [source for source in arguments.sources if source not in packs]
+    packs = [source for source in sources if config.is_pack(source)]
+    directories = [source for source in sources if source not in packs]
     for pack in packs:
         count, differences = _of_pack(pack)
         groups, found = groups + count, [*found, *differences]
@@ -78,12 +74,13 @@ def _show_baked(arguments: argparse.Namespace) -> int:
         count, differences = _of_directories(directories or warming.places())
         groups, found = groups + count, [*found, *differences]
     misses = not groups or any(each.misses for each in found)
-    if arguments.json:
-        stated = [each._asdict() | {"text": str(each)} for each in found]
-        print(json.dumps({"groups": groups, "misses": misses, "differences": stated}))
-    else:
-        _print_differences(groups, found)
-    return EXIT_FINDINGS if misses else 0
+    lines = [line for each in found for line in _lines("misses" if each.misses else "may miss", str(each), each.remedy)]
+    if not groups:
+        lines.append("nothing that is compiled lies there")
+    elif not any(each.misses for each in found):
+        lines.append("every entry can hit here as far as can be told without compiling")
+    stated = [each._asdict() | {"text": str(each)} for each in found]
+    return View({"groups": groups, "misses": misses, "differences": stated}, lines, EXIT_FINDINGS if misses else 0)
 
 
 def _of_pack(path: str) -> tuple[int, list[Difference]]:
@@ -103,23 +100,3 @@ def _of_directories(directories: list[str]) -> tuple[int, list[Difference]]:
         os.scandir(directory).close()
     baked = preflight.collected(cache for directory in directories for cache in preflight.within(directory))
     return baked["groups"], preflight.differences(baked) if baked["groups"] else []
-
-
-def _print_differences(groups: int, found: list[Difference]) -> None:
-    for each in found:
-        print(printable(f"{'misses' if each.misses else 'may miss'}: {each}"))
-        print(printable(f"  {each.remedy}"))
-    if not groups:
-        print("nothing that is compiled lies there")
-    elif not any(each.misses for each in found):
-        print("every entry can hit here as far as can be told without compiling")
-
-
-def _print(findings: list[Finding]) -> None:
-    table = Table("code", Column("evidence and remedy", overflow="fold"))
-    for code, severity, evidence, remedy in findings:
-        text = Text(printable(evidence))
-        if remedy:
-            text.append(f"\n{printable(remedy)}", "bold")
-        table.add_row(Text(f"{code}\n{severity}", _COLOURS[severity]), text)
-    Console().print(table)

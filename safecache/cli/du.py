@@ -3,39 +3,34 @@
 from __future__ import annotations
 
 import argparse
-import json
 import time
+from collections.abc import Iterable
 from typing import Any
 
-from rich.console import Console
-from rich.table import Column, Table
-
-from safecache.cli.arguments import remote_of
-from safecache.errors import SafecacheError, printable
+from safecache.cli.arguments import find_caches, remote_of
+from safecache.cli.view import Heading, Table, View
+from safecache.errors import SafecacheError
 from safecache.remote.client import Unavailable
 from safecache.reporting.kinds import Kind
 from safecache.settings import config, timestamps
 from safecache.settings.units import write_age, write_size
 from safecache.store.groups import KINDS
-from safecache.tiers import levels
 from safecache.upkeep import inventory, remote_contents
 from safecache.upkeep.remote_contents import Held
 
 __all__ = ["run"]
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Print the table of each directory, or of the remote. Raises OSError for one that cannot be read."""
+def run(arguments: argparse.Namespace) -> View:
+    """Sum up each directory, or the remote. Raises OSError for one that cannot be read."""
     if arguments.remote is not None:
-        return _run_remote(arguments)
-    directories = arguments.directories or levels.existing_caches(config.child_environment())
-    reports = [_report(directory) for directory in directories]
-    if arguments.json:
-        print(json.dumps({"directories": reports}))
-    else:
-        for report in reports:
-            _print(report)
-    return 0
+        return _view_remote(arguments)
+    reports = [_report(directory) for directory in find_caches(arguments)]
+    text: list[str | Table] = []
+    for report in reports:
+        rows = [*report["kinds"].items(), *((name, report[name]) for name in ("other", "total"))]
+        text += [report["directory"], _table(rows, ("groups", "files", "bytes", "oldest_use", "newest_use"))]
+    return View({"directories": reports}, text)
 
 
 def _report(directory: str) -> dict[str, Any]:
@@ -57,45 +52,38 @@ def _report(directory: str) -> dict[str, Any]:
     return {"directory": directory, "kinds": kinds, "other": other, "total": total}
 
 
-def _print(report: dict[str, Any]) -> None:
-    columns = [Column("kind"), *(Column(name, justify="right") for name in _COLUMNS)]
-    table = Table(*columns, title=printable(report["directory"]), title_justify="left")
-    for kind, row in report["kinds"].items():
-        ages = [_since(row[f"{which}_use"]) for which in ("oldest", "newest")]
-        table.add_row(kind, str(row["groups"]), str(row["files"]), write_size(row["bytes"]), *ages)
-    for name in ("other", "total"):
-        table.add_row(name, "", str(report[name]["files"]), write_size(report[name]["bytes"]), "", "")
-    Console().print(table)
+def _table(rows: Iterable[tuple[str, dict[str, Any]]], names: tuple[str, ...]) -> Table:
+    """A row for each kind, with these of its numbers, as far as it has them, and how long ago these moments are."""
+
+    def write(name: str, value: Any) -> str:
+        if value is None:
+            return ""
+        if isinstance(value, str):
+            return f"{write_age(max(0.0, time.time() - timestamps.parse(value)))} ago"
+        return write_size(value) if name == "bytes" else str(value)
+
+    headings = ("size" if name == "bytes" else name.replace("_", " ") for name in names)
+    cells = [[kind, *(write(name, row.get(name)) for name in names)] for kind, row in rows]
+    return Table([Heading("kind"), *(Heading(name, right=True) for name in headings)], cells)
 
 
-_COLUMNS = ("groups", "files", "size", "oldest use", "newest use")
-
-
-def _since(moment: str) -> str:
-    return f"{write_age(max(0.0, time.time() - timestamps.parse(moment)))} ago"
-
-
-def _run_remote(arguments: argparse.Namespace) -> int:
+def _view_remote(arguments: argparse.Namespace) -> View:
     remote = remote_of(arguments)
     try:
-        report = _remote_report(remote.shown, remote_contents.listed(remote))
+        held = remote_contents.listed(remote)
     except Unavailable:
         raise SafecacheError(f"{remote.shown} cannot be listed") from None
-    if arguments.json:
-        print(json.dumps(report))
-    else:
-        _print_remote(report)
-    return 0
+    by_kind = {kind.plural or kind.noun: [each for each in held if each.kind is kind] for kind in Kind}
+    by_kind["other"] = [each for each in held if each.kind is None]
+    kinds = {name: _sum(found) for name, found in by_kind.items() if found}
+    namespace, total = config.current().namespace, _sum(held)
+    # Redis does not tell when something was written.
+    table = _table([*kinds.items(), ("total", total)], ("groups", "of_this_build", "bytes", "oldest", "newest"))
+    data = {"remote": remote.shown, "namespace": namespace, "kinds": kinds, "total": total}
+    return View(data, [f"{remote.shown}, namespace {namespace}", table])
 
 
-def _remote_report(shown: str, held: list[Held]) -> dict[str, Any]:
-    kinds = {kind.plural or kind.noun: [each for each in held if each.kind is kind] for kind in Kind}
-    other = [each for each in held if each.kind is None]
-    rows = {name: _row(found) for name, found in (*kinds.items(), ("other", other)) if found}
-    return {"remote": shown, "namespace": config.current().namespace, "kinds": rows, "total": _row(held)}
-
-
-def _row(held: list[Held]) -> dict[str, Any]:
+def _sum(held: list[Held]) -> dict[str, Any]:
     written = [each.stored.modified for each in held if each.stored.modified is not None]
     return {
         "groups": len(held),
@@ -104,14 +92,3 @@ def _row(held: list[Held]) -> dict[str, Any]:
         "oldest": timestamps.write_stamp(min(written)) if written else None,
         "newest": timestamps.write_stamp(max(written)) if written else None,
     }
-
-
-def _print_remote(report: dict[str, Any]) -> None:
-    names = ("groups", "of this build", "size", "oldest", "newest")
-    print(printable(f"{report['remote']}, namespace {report['namespace']}"))  # a title would be folded
-    table = Table("kind", *(Column(name, justify="right") for name in names))
-    for kind, row in (*report["kinds"].items(), ("total", report["total"])):
-        # Redis does not tell when something was written.
-        ages = [_since(row[which]) if row[which] else "" for which in ("oldest", "newest")]
-        table.add_row(kind, str(row["groups"]), str(row["of_this_build"]), write_size(row["bytes"]), *ages)
-    Console().print(table)

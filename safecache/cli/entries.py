@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 
-from rich.console import Console
-from rich.progress import Progress
-
+from safecache.cli import view
 from safecache.cli.arguments import DIRECTORY_HELP, add_json
-from safecache.errors import EntryRefusedError, printable
+from safecache.cli.view import View
+from safecache.errors import EntryRefusedError
 from safecache.places import layout
-from safecache.places.layout import CodeFile, Location
+from safecache.places.layout import Location
 from safecache.ports import Published, observe
 from safecache.settings import config
 from safecache.tiers import levels
@@ -40,18 +37,24 @@ def add(parser: argparse.ArgumentParser) -> None:
     add_json(parser)
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Run one of these commands and return its exit code. Raises SafecacheError or OSError."""
+def run(arguments: argparse.Namespace) -> View:
+    """Run one of these commands. Raises SafecacheError or OSError."""
     observe(Published, limits.keep)
     if arguments.command == "adopt":
-        return _show_sealing(adopt(arguments.directory), as_json=arguments.json)
+        return _view_sealing(adopt(arguments.directory))
     # All paths are checked before the first change, so that a mistyped one does not leave half of the work done.
     paths = arguments.paths or levels.existing_caches(config.child_environment())
     locations = [location for path in paths for location in _locate(path)]
     code = [file for path in paths if os.path.isdir(path) for file in layout.code(os.path.abspath(path))]
     if arguments.command == "sign":
-        return _show_sealing(countersign(locations, code), as_json=arguments.json)
-    return _verify(locations, code, as_json=arguments.json)
+        return _view_sealing(countersign(locations, code))
+    with view.progress(total=len(locations) + len(code), described="verifying") as (bar, task):
+        outcomes, refused = audit(locations, code, lambda: bar.advance(task))
+    counts = "".join(f", {count} {outcome}" for outcome, count in sorted(outcomes.items()))
+    lines = [f"{len(locations)} entries, {len(code)} files of code{counts}"]
+    lines += [f"refused {path}: {evidence} [{reason}]" for path, reason, evidence in refused]
+    data = {"entries": len(locations), "code": len(code), "outcomes": outcomes}
+    return View({**data, "refused": [each._asdict() for each in refused]}, lines, int(bool(refused)))
 
 
 def _locate(path: str) -> Iterator[Location]:
@@ -67,40 +70,8 @@ def _locate(path: str) -> Iterator[Location]:
     yield location
 
 
-def _show_sealing(result: Resealing, *, as_json: bool) -> int:
-    """Print what was sealed; 1 if an entry was skipped."""
-    if as_json:
-        print(json.dumps(result._asdict()))
-    else:
-        print(f"{result.sealed} files sealed, {result.already_sealed} were sealed already.")
-        for path, reason in result.skipped:
-            print(printable(f"skipped {path}: {reason}"))
-    return int(bool(result.skipped))
-
-
-@contextmanager
-def _progress(files: int) -> Iterator[Callable[[], None]]:
-    """Context of a function to call after each file; it advances a progress bar on a terminal."""
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task("verifying", total=files)
-        yield lambda: progress.advance(task)
-
-
-def _verify(locations: list[Location], code: list[CodeFile], *, as_json: bool) -> int:
-    with _progress(len(locations) + len(code)) as tell:
-        outcomes, refused = audit(locations, code, tell)
-    if as_json:
-        report = {
-            "entries": len(locations),
-            "code": len(code),
-            "outcomes": outcomes,
-            "refused": [each._asdict() for each in refused],
-        }
-        print(json.dumps(report))
-    else:
-        counts = "".join(f", {count} {outcome}" for outcome, count in sorted(outcomes.items()))
-        print(f"{len(locations)} entries, {len(code)} files of code{counts}")
-        for path, reason, evidence in refused:
-            print(printable(f"refused {path}: {evidence} [{reason}]"))
-    return int(bool(refused))
+def _view_sealing(result: Resealing) -> View:
+    """What was sealed; 1 if an entry was skipped."""
+    lines = [f"{result.sealed} files sealed, {result.already_sealed} were sealed already."]
+    lines += [f"skipped {path}: {reason}" for path, reason in result.skipped]
+    return View(result._asdict(), lines, int(bool(result.skipped)))

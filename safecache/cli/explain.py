@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 from safecache.cli.arguments import DIRECTORY_HELP, add_json
-from safecache.errors import printable
+from safecache.cli.view import View
 from safecache.explain import explanations, key_records
 from safecache.explain.explanations import Explanation
 from safecache.explain.key_records import KeyRecord
@@ -37,8 +36,8 @@ def add(parser: argparse.ArgumentParser) -> None:
     add_json(parser)
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Print the explanations, the latest miss first; 1 if there is none. Raises OSError."""
+def run(arguments: argparse.Namespace) -> View:
+    """Explain the misses, the latest first; 1 if there is none. Raises OSError."""
     environ = config.child_environment()
     shared = levels.shared_cache(environ)
     roots = arguments.directories or levels.existing_caches(environ)
@@ -51,11 +50,9 @@ def run(arguments: argparse.Namespace) -> int:
     found = list(_of_caches(roots, arguments.what or "", arguments.run))
     found = sorted(found, key=lambda row: str(row["time"]), reverse=True)[: arguments.last]
     factors = [] if arguments.what or arguments.run else [row for place in places for row in _of_vllm(place)]
-    if arguments.json:
-        print(json.dumps({"misses": found, "vllm": factors}))
-    else:
-        _print(found, factors)
-    return int(not found and not factors)
+    lines = [f"{row['time']} {row['text']}" for row in found]
+    lines += [f"vLLM {row['directory']}: {row['text']} (against {row['against']})" for row in factors]
+    return View({"misses": found, "vllm": factors}, lines or ["nothing is recorded of misses here"], int(not lines))
 
 
 def causes(roots: Iterable[str]) -> dict[str, str]:
@@ -144,12 +141,3 @@ def _of_vllm(root: str) -> Iterator[dict[str, Any]]:
                 "differences": [difference._asdict() for difference in differences],
                 "text": "; ".join(map(str, differences)) or "all factors are the same",
             }
-
-
-def _print(found: list[dict[str, Any]], factors: list[dict[str, Any]]) -> None:
-    for row in found:
-        print(printable(f"{row['time']} {row['text']}"))
-    for row in factors:
-        print(printable(f"vLLM {row['directory']}: {row['text']} (against {row['against']})"))
-    if not found and not factors:
-        print("nothing is recorded of misses here")

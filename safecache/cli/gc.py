@@ -6,25 +6,24 @@ A remote cache is brought within those alone that are given here: what others ke
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
-from safecache.cli import EXIT_USAGE
-from safecache.cli.arguments import add_directories, add_json, add_remote, number, of, remote_of
-from safecache.errors import SafecacheError, printable
-from safecache.remote.client import Client, Unavailable
+from safecache.cli import UsageError
+from safecache.cli.arguments import add_directories, add_json, add_remote, find_caches, number, of, remote_of
+from safecache.cli.view import View
+from safecache.errors import SafecacheError
+from safecache.remote.client import Unavailable
 from safecache.settings import config, units
 from safecache.settings.units import write_size
 from safecache.store.groups import Group
-from safecache.tiers import levels
 from safecache.upkeep import eviction, remote_contents
 from safecache.upkeep.eviction import Limits, Sweep
-from safecache.upkeep.remote_contents import Held, Removal
+from safecache.upkeep.remote_contents import Removal
 
 __all__ = ["add", "run"]
 
@@ -46,35 +45,31 @@ def add(parser: argparse.ArgumentParser) -> None:
     add_json(parser)
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> View:
     """Sweep each directory; 1 if one still exceeds a limit, or is not clean. Raises SafecacheError or OSError."""
-    return _clean(arguments) if arguments.all else _gc(arguments)
-
-
-def _gc(arguments: argparse.Namespace) -> int:
     if arguments.quiet:
         os.nice(19)
-    if arguments.remote is not None:
-        return _gc_remote(arguments)
-    settings = config.current()
-    limits = Limits(
-        arguments.max_bytes or settings.max_bytes,
-        arguments.max_files or settings.max_files,
-        arguments.max_age or settings.max_age,
-    )
-    if limits == Limits():
-        print("safecache gc: no limit is set, by an option or SAFECACHE_LIMITS", file=sys.stderr)
-    sweeps = _sweep_each(arguments, lambda path: eviction.sweep(path, limits, dry_run=arguments.dry_run))
-    if not arguments.quiet:
-        _show(sweeps, as_json=arguments.json)
-    return int(any(sweep is not None and sweep.kept for sweep in sweeps.values()))
+    if arguments.all:
+        found = _sweep(arguments, _NOTHING, heed_jobs=not arguments.force)
+    elif arguments.remote is not None:
+        found = _sweep_remote(arguments)
+    else:
+        settings = config.current()
+        limits = Limits(
+            arguments.max_bytes or settings.max_bytes,
+            arguments.max_files or settings.max_files,
+            arguments.max_age or settings.max_age,
+        )
+        if limits == Limits():
+            print("safecache gc: no limit is set, by an option or SAFECACHE_LIMITS", file=sys.stderr)
+        found = _sweep(arguments, limits)
+    return View(None, (), found.code) if arguments.quiet else found
 
 
-def _gc_remote(arguments: argparse.Namespace) -> int:
+def _sweep_remote(arguments: argparse.Namespace) -> View:
     """1 if something could not be removed."""
     if arguments.max_files or not (arguments.max_bytes or arguments.max_age):
-        print("safecache gc: --remote takes --max-bytes, --max-age or both, and nothing else", file=sys.stderr)
-        return EXIT_USAGE
+        raise UsageError("--remote takes --max-bytes, --max-age or both, and nothing else")
     remote = remote_of(arguments)
     try:
         held = remote_contents.listed(remote)
@@ -87,53 +82,33 @@ def _gc_remote(arguments: argparse.Namespace) -> int:
         raise SafecacheError(f"{remote.shown} {text}")
     going = remote_contents.chosen(held, time.time(), arguments.max_bytes, arguments.max_age)
     done = Removal(going, []) if arguments.dry_run else remote_contents.remove(remote, going)
-    if not arguments.quiet:
-        _show_remote(remote, held, done, as_json=arguments.json)
-    return int(bool(done.failed))
-
-
-def _show_remote(remote: Client, held: list[Held], done: Removal, *, as_json: bool) -> None:
-    gone, failed = _held_sums(done.removed), _held_sums(done.failed)
-    left = {what: number - gone[what] for what, number in _held_sums(held).items()}
-    if as_json:
-        print(json.dumps({"remote": remote.shown, "removed": gone, "failed": failed, "left": left}))
-        return
-    parts = [f"{each['groups']} groups, {write_size(each['bytes'])}" for each in (gone, failed, left)]
-    print(printable(f"{remote.shown}: {parts[0]} removed; {parts[2]} are there now"))
-    if done.failed:
-        print(f"  {parts[1]} could not be removed")
-
-
-def _held_sums(held: list[Held]) -> dict[str, int]:
-    return {"groups": len(held), "bytes": remote_contents.sizes(held)}
-
-
-def _clean(arguments: argparse.Namespace) -> int:
-    sweeps = _sweep_each(
-        arguments,
-        lambda path: eviction.sweep(path, _NOTHING, heed_jobs=not arguments.force, dry_run=arguments.dry_run),
+    gone, failed, all_held = (
+        {"groups": len(those), "bytes": remote_contents.sizes(those)} for those in (done.removed, done.failed, held)
     )
-    _show(sweeps, as_json=arguments.json)
-    return int(any(sweep is None or sweep.kept for sweep in sweeps.values()))
+    left = {what: number - gone[what] for what, number in all_held.items()}
+    parts = [f"{each['groups']} groups, {write_size(each['bytes'])}" for each in (gone, failed, left)]
+    lines = [f"{remote.shown}: {parts[0]} removed; {parts[2]} are there now"]
+    lines += [f"  {parts[1]} could not be removed"] if done.failed else []
+    data = {"remote": remote.shown, "removed": gone, "failed": failed, "left": left}
+    return View(data, lines, int(bool(done.failed)))
 
 
-def _sweep_each(arguments: argparse.Namespace, sweep: Callable[[str], Sweep | None]) -> dict[str, Sweep | None]:
-    """The result of ``sweep`` for each directory that was named, or else that torch and Triton use."""
-    directories = arguments.directories or levels.existing_caches(config.child_environment())
-    return {directory: sweep(directory) for directory in directories}
-
-
-def _show(sweeps: dict[str, Sweep | None], *, as_json: bool) -> None:
-    """Print what was removed from each directory, what stayed and why, and what it holds now."""
-    reports = {directory: None if sweep is None else _report(sweep) for directory, sweep in sweeps.items()}
-    if as_json:
-        print(json.dumps({"directories": reports}))
-        return
-    for directory, report in reports.items():
-        if report is None:
-            print(printable(f"{directory}: another process is removing from it"))
+def _sweep(arguments: argparse.Namespace, limits: Limits, *, heed_jobs: bool = True) -> View:
+    """What was removed from each directory, what stayed and why, and what it holds now; 1 if something stayed."""
+    reports: dict[str, dict[str, Any] | None] = {}
+    lines, is_clean = list[str](), True
+    for directory in find_caches(arguments):
+        sweep = eviction.sweep(directory, limits, heed_jobs=heed_jobs, dry_run=arguments.dry_run)
+        if sweep is None:
+            reports[directory] = None
+            lines.append(f"{directory}: another process is removing from it")
+            # Which keeps its limits, and does not empty it.
+            is_clean &= not arguments.all
         else:
-            _print(directory, report)
+            reports[directory] = report = _report(sweep)
+            lines += _lines(directory, report)
+            is_clean &= not sweep.kept
+    return View({"directories": reports}, lines, int(not is_clean))
 
 
 def _report(sweep: Sweep) -> dict[str, Any]:
@@ -152,15 +127,15 @@ def _sums(groups: Iterable[Group]) -> dict[str, Any]:
     return {"groups": len(found)} | sizes
 
 
-def _print(directory: str, report: dict[str, Any]) -> None:
+def _lines(directory: str, report: dict[str, Any]) -> Iterator[str]:
     removed, left = report["removed"], report["left"]
     kinds = ", ".join(f"{count} of {kind}" for kind, count in sorted(removed["kinds"].items()))
-    print(printable(f"{directory}: {_words(removed)} removed{f' ({kinds})' if kinds else ''}"))
+    yield f"{directory}: {_words(removed)} removed{f' ({kinds})' if kinds else ''}"
     if report["reaped_bytes"]:
-        print(f"  {write_size(report['reaped_bytes'])} of dead writers removed")
+        yield f"  {write_size(report['reaped_bytes'])} of dead writers removed"
     for why, sums in report["kept"].items():
-        print(printable(f"  {_words(sums)} left: {why}"))
-    print(f"  {left['files']} files, {write_size(left['bytes'])} are there now")
+        yield f"  {_words(sums)} left: {why}"
+    yield f"  {left['files']} files, {write_size(left['bytes'])} are there now"
 
 
 def _words(sums: dict[str, Any]) -> str:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
+from safecache.cli import UsageError
 from safecache.cli.arguments import add_json
-from safecache.errors import KeyringError, printable
+from safecache.cli.view import Heading, Table, View
+from safecache.errors import KeyringError
 from safecache.settings import config, timestamps
 from safecache.signing import key_changes, key_files, keyring, keys
 from safecache.signing.keys import ANY_NAMESPACE, Key
@@ -19,6 +20,7 @@ from safecache.signing.keys import ANY_NAMESPACE, Key
 __all__ = ["add", "run"]
 
 _DATES = ("created", "expires", "revoked")
+_HEADINGS = ("id", "algorithm", "name", "seals", *_DATES, "namespaces")
 _MAXIMUM_INPUT = 64 * 1024
 _DAY = 86400
 _PATTERN_HELP = "the namespaces that it may supply, such as 'prod/*', where * stands for any letters, / too (default *)"
@@ -29,7 +31,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     text = "print the public part of this key, by default of the one that seals, as openssl reads it (Ed25519)"
     parser.add_argument("--pem", nargs="?", const="", metavar="ID", help=text)
     add_json(parser)
-    parser.set_defaults(act=_keys)
+    parser.set_defaults(act=_list)
     actions = parser.add_subparsers(
         metavar="ACTION", help="without one, list the keys that are sealed with and trusted"
     )
@@ -64,16 +66,15 @@ def _expiry(text: str) -> float:
     return end
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Run one of its actions and return its exit code. Raises SafecacheError or OSError."""
-    act: Callable[[argparse.Namespace], int] = arguments.act
+def run(arguments: argparse.Namespace) -> View:
+    """Run one of its actions. Raises SafecacheError or OSError."""
+    act: Callable[[argparse.Namespace], View] = arguments.act
     return act(arguments)
 
 
-def _new(arguments: argparse.Namespace) -> int:
+def _new(arguments: argparse.Namespace) -> View:
     if arguments.public and not arguments.ed25519:
-        print("safecache keys new: --public needs --ed25519: a MAC key has no public part", file=sys.stderr)
-        return 2
+        raise UsageError("--public needs --ed25519: a MAC key has no public part")
     key = key_changes.generate(ed25519=arguments.ed25519)._replace(
         name=arguments.name, expires=arguments.expires, namespaces=tuple(arguments.namespace or ANY_NAMESPACE)
     )
@@ -83,14 +84,12 @@ def _new(arguments: argparse.Namespace) -> int:
     path = os.path.abspath(arguments.out) if arguments.out else key_changes.trust(key)
     if arguments.out:
         key_files.save(path, key)
-    print(printable(f"{key.id.hex()} {path}"))
-    if arguments.public:
-        print(printable(f"public part: {os.path.abspath(arguments.public)}"))
-    print(printable(f"To seal with it: export SAFECACHE_KEY_FILE={path}"))
-    return 0
+    lines = [f"{key.id.hex()} {path}"]
+    lines += [f"public part: {os.path.abspath(arguments.public)}"] if arguments.public else []
+    return View(None, [*lines, f"To seal with it: export SAFECACHE_KEY_FILE={path}"])
 
 
-def _trust(arguments: argparse.Namespace) -> int:
+def _trust(arguments: argparse.Namespace) -> View:
     if arguments.file == "-":
         key = key_changes.read_candidate(None, sys.stdin.buffer.read(_MAXIMUM_INPUT))
     else:
@@ -102,33 +101,30 @@ def _trust(arguments: argparse.Namespace) -> int:
     path = key_changes.trust(key)
     state = _state(key_changes.find(key.id.hex()))
     namespaces = " ".join(key.namespaces)
-    print(printable(f"{key.id.hex()} {path}: {key.algorithm.value}, {state}, for namespaces {namespaces}"))
-    return 0
+    return View(None, [f"{key.id.hex()} {path}: {key.algorithm.value}, {state}, for namespaces {namespaces}"])
 
 
-def _revoke(arguments: argparse.Namespace) -> int:
+def _revoke(arguments: argparse.Namespace) -> View:
     key = key_changes.find(arguments.id)
     sealing = keyring.current(tell=False).signing
     path = key_changes.revoke(key, arguments.reason)
-    since = f"{key.id.hex()} was revoked already" if key.revoked is not None else f"{key.id.hex()} is revoked"
-    print(printable(f"{since}: {path}"))
+    lines = [f"{key.id.hex()} {'was revoked already' if key.revoked is not None else 'is revoked'}: {path}"]
     if sealing is not None and sealing.id == key.id:
-        print(printable(f"Nothing is sealed here now: {keyring.current(tell=False).problem}."))
-    return 0
+        lines.append(f"Nothing is sealed here now: {keyring.current(tell=False).problem}.")
+    return View(None, lines)
 
 
-def _keys(arguments: argparse.Namespace) -> int:
+def _list(arguments: argparse.Namespace) -> View:
     if arguments.pem is not None:
         key = key_changes.find(arguments.pem) if arguments.pem else keyring.sealing_key()
         public, problem = key.public_part().public, keys.problem()
         if problem is not None:
             raise KeyringError(problem)
-        print(keys.write_pem(public), end="")
-        return 0
+        return View(None, keys.write_pem(public).splitlines())
     ring = keyring.current(tell=False)
     sealing = ring.signing.id if ring.signing is not None else None
     rows = [_row(key) | {"sealing": key.id == sealing} for _, key in sorted(ring.trusted.items())]
-    report = {
+    data = {
         "keyring": keyring.directory(),
         "namespace": config.current().namespace,
         "sealing": sealing.hex() if sealing is not None else None,
@@ -136,11 +132,10 @@ def _keys(arguments: argparse.Namespace) -> int:
         "keys": rows,
         "problems": list(ring.problems),
     }
-    if arguments.json:
-        print(json.dumps(report))
-    else:
-        _print(rows, ring.problem, ring.problems)
-    return int(bool(ring.problems))
+    text = [Table([Heading(name) for name in _HEADINGS], map(_cells, rows))]
+    refused = [f"Refused: {problem}." for problem in ring.problems]
+    nothing = [f"Nothing is sealed: {ring.problem}."] if ring.problem else []
+    return View(data, [*text, *nothing, *refused], int(bool(ring.problems)))
 
 
 def _row(key: Key) -> dict[str, Any]:
@@ -162,18 +157,8 @@ def _state(key: Key) -> str:
     return "trusted" if objection is None else objection.value
 
 
-def _print(rows: list[dict[str, Any]], nothing_sealed: str, problems: tuple[str, ...]) -> None:
-    lines = [("id", "algorithm", "name", "seals", *_DATES, "namespaces")]
-    for row in rows:
-        seals = "now" if row["sealing"] else "could" if row["can_seal"] else "no"
-        days = ((row[name] or "")[: len("2000-01-01")] for name in _DATES)
-        lines.append((row["id"], row["algorithm"], row["name"], seals, *days, " ".join(row["namespaces"])))
-    # Not a table of rich's, which wraps ids on a narrow terminal and in a pipe.
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    for line in lines:
-        cells = ((printable(cell) or "-").ljust(width) for cell, width in zip(line, widths, strict=True))
-        print("  ".join(cells).rstrip())
-    if nothing_sealed:
-        print(printable(f"Nothing is sealed: {nothing_sealed}."))
-    for problem in problems:
-        print(printable(f"Refused: {problem}."))
+def _cells(row: dict[str, Any]) -> list[str]:
+    seals = "now" if row["sealing"] else "could" if row["can_seal"] else "no"
+    days = ((row[name] or "")[: len("2000-01-01")] for name in _DATES)
+    cells = (row["id"], row["algorithm"], row["name"], seals, *days, " ".join(row["namespaces"]))
+    return [cell or "-" for cell in cells]

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from safecache.cli import crashes, du, tables
-from safecache.cli.arguments import add_directories, add_json, add_remote, number
-from safecache.cli.tables import Heading
+from safecache.cli import crashes, du
+from safecache.cli.arguments import add_directories, add_json, add_remote, find_caches, number
+from safecache.cli.view import Heading, Table, View
 from safecache.files import parallel
 from safecache.reporting.kinds import Kind
-from safecache.settings import config, timestamps
+from safecache.settings import timestamps
 from safecache.settings.units import write_age, write_size
 from safecache.signing import keyring
 from safecache.store.groups import KINDS
-from safecache.tiers import levels
 from safecache.upkeep import catalogue
 from safecache.upkeep.catalogue import Catalogue, Description, Item
 
@@ -27,12 +25,11 @@ __all__ = [
     "Row",
     "add",
     "describe",
-    "directories_of",
-    "print_rows",
     "report",
     "run",
     "signer_name",
     "state",
+    "table",
 ]
 
 # What is in the way, or was there for something else, is listed only by its kind.
@@ -70,31 +67,23 @@ def add(parser: argparse.ArgumentParser) -> None:
     add_json(parser)
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Print the list. Raises SafecacheError, or OSError for a directory that cannot be read."""
+def run(arguments: argparse.Namespace) -> View:
+    """List it. Raises SafecacheError, or OSError for a directory that cannot be read."""
     if arguments.crashed:
         return crashes.run(arguments)
     if arguments.sum or arguments.remote is not None:
         return du.run(arguments)
     words = arguments.kind or USUAL
     kinds = set(KINDS.values()) if "all" in words else {KINDS[word] for word in words}
-    found = catalogue.take(directories_of(arguments), kinds | {Kind.FX_ENTRY})
+    found = catalogue.take(find_caches(arguments), kinds | {Kind.FX_ENTRY})
     rows = _rows(found, kinds, arguments.sort, arguments.limit)
     total = sum(item.group.kind in kinds for item in found.items)
     files, size = found.other
-    if arguments.json:
-        other = {"files": files, "bytes": size}
-        print(json.dumps({"entries": [report(row) for row in rows], "total": total, "other": other}))
-        return 0
-    print_rows(rows, found)
     more = f", {len(rows)} of them shown" if len(rows) < total else ""
-    print(f"{total} in all{more}; {files} other files, {write_size(size)}")
-    return 0
-
-
-def directories_of(arguments: argparse.Namespace) -> list[str]:
-    """The directories that were named, or else those that torch and Triton would use."""
-    return arguments.directories or levels.existing_caches(config.child_environment())
+    return View(
+        {"entries": [report(row) for row in rows], "total": total, "other": {"files": files, "bytes": size}},
+        [*table(rows, found), f"{total} in all{more}; {files} other files, {write_size(size)}"],
+    )
 
 
 def _rows(found: Catalogue, kinds: set[Kind], sort: str, limit: int | None) -> list[Row]:
@@ -158,13 +147,11 @@ def signer_name(key_id: str) -> str:
     return key.name if key is not None else ""
 
 
-def print_rows(rows: Sequence[Row], found: Catalogue) -> None:
-    """Print the rows as a table, with unambiguous beginnings of keys; nothing if there are none."""
-    if not rows:
-        return
+def table(rows: Sequence[Row], found: Catalogue) -> list[Table]:
+    """A table of the rows, with unambiguous beginnings of keys; none if there are none."""
     short = _shortened({item.group.name for item in found.items})
     now = time.time()
-    tables.show(_HEADINGS, (_cells(row, short[row.item.group.name], now) for row in rows))
+    return [Table(_HEADINGS, (_cells(row, short[row.item.group.name], now) for row in rows))] if rows else []
 
 
 def _cells(row: Row, key: str, now: float) -> list[str]:

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
-import sys
-from collections.abc import Callable
 from typing import Any
 
-from safecache.cli import ls, tables
-from safecache.cli.arguments import add_places
-from safecache.cli.tables import Heading
-from safecache.errors import EntryRefusedError, printable
+from safecache.cli.arguments import add_places, find_caches
+from safecache.cli.view import Complaint, Heading, Table, View
+from safecache.errors import EntryRefusedError, SafecacheError
 from safecache.settings.units import write_size
 from safecache.upkeep import quarantined
 from safecache.upkeep.quarantined import Quarantined
@@ -46,35 +42,29 @@ def add(parser: argparse.ArgumentParser) -> None:
     add_places(rm, again=True)
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> View:
     """Run one of its actions; 1 if an item is missing or could not be removed. Raises SafecacheError or OSError."""
-    found = quarantined.listed(ls.directories_of(arguments))
-    action = arguments.action or "list"
-    if action == "list":
-        return _list(found, as_json=arguments.json)
-    if action == "rm":
-        return _remove(found if arguments.all else _named(arguments.items, found), as_json=arguments.json)
-    items = _named(arguments.items, found)
-    if items is None:
-        return 1
-    act: Callable[[Quarantined, bool], int] = {"show": _show, "restore": _restore}[action]
-    return act(items[0], arguments.json)
+    found = quarantined.listed(find_caches(arguments))
+    if arguments.action in (None, "list"):
+        rows = [(each.name, each.time, write_size(each.size), each.reason, each.origin) for each in found]
+        table = [Table(_HEADINGS, [[cell or "-" for cell in row] for row in rows])] if found else []
+        total = f"{len(found)} in quarantine, {write_size(sum(item.size for item in found))}"
+        return View({"items": [_report(item) for item in found]}, [*table, total])
+    if arguments.action == "rm":
+        return _remove(found if arguments.all else [_find(name, found) for name in arguments.items])
+    item = _find(arguments.items[0], found)
+    return _show(item) if arguments.action == "show" else _restore(item)
 
 
-def _named(names: list[str], found: list[Quarantined]) -> list[Quarantined] | None:
-    """The item for each name; None, with a message, if a name is unknown or ambiguous."""
-    items = []
-    for name in names:
-        matching = [item for item in found if item.name == name] or [
-            item for item in found if item.name.startswith(name)
-        ]
-        if len(matching) != 1:
-            several = "".join(f"\n  {printable(item.path)}" for item in matching)
-            told = f"{len(matching)} are called so:{several}" if matching else "nothing is called so"
-            print(f"safecache quarantine: {printable(name)}: {told}", file=sys.stderr)
-            return None
-        items += matching
-    return items
+def _find(name: str, found: list[Quarantined]) -> Quarantined:
+    """Find the item of this name. Raises SafecacheError if the name is unknown or ambiguous."""
+    matching = [item for item in found if item.name == name] or [item for item in found if item.name.startswith(name)]
+    if len(matching) != 1:
+        several = ", ".join(item.path for item in matching)
+        raise SafecacheError(
+            f"{name}: {f'{len(matching)} are called so: {several}' if matching else 'nothing is called so'}"
+        )
+    return matching[0]
 
 
 def _report(item: Quarantined) -> dict[str, Any]:
@@ -89,55 +79,25 @@ def _report(item: Quarantined) -> dict[str, Any]:
     }
 
 
-def _list(found: list[Quarantined], *, as_json: bool) -> int:
-    if as_json:
-        print(json.dumps({"items": [_report(item) for item in found]}))
-        return 0
-    if found:
-        tables.show(
-            _HEADINGS,
-            (
-                (item.name, item.time or "-", write_size(item.size), item.reason or "-", item.origin or "-")
-                for item in found
-            ),
-        )
-    print(f"{len(found)} in quarantine, {write_size(sum(item.size for item in found))}")
-    return 0
-
-
-def _show(item: Quarantined, as_json: bool) -> int:
-    objection = quarantined.objection(item)
-    report = _report(item) | {"refused": objection}
-    if as_json:
-        print(json.dumps(report))
-        return 0
-    for name, value in report.items():
-        if name != "refused":
-            print(printable(f"{name + ':':<8}{value if value != '' else 'not known'}"))
+def _show(item: Quarantined) -> View:
+    objection, report = quarantined.objection(item), _report(item)
+    lines = [f"{name + ':':<8}{value if value != '' else 'not known'}" for name, value in report.items()]
     would = f"It would be refused again: {objection}" if objection else "It would be taken now: `restore` puts it back"
-    print(printable(f"{would}."))
-    return 0
+    return View(report | {"refused": objection}, [*lines, f"{would}."])
 
 
-def _restore(item: Quarantined, as_json: bool) -> int:
+def _restore(item: Quarantined) -> View:
     try:
         path = quarantined.restore(item)
     except FileExistsError:
         raise EntryRefusedError(f"{item.name} is not restored: where it lay, something lies again") from None
-    print(json.dumps({"item": item.name, "restored": path}) if as_json else printable(f"{item.name} is back: {path}"))
-    return 0
+    return View({"item": item.name, "restored": path}, [f"{item.name} is back: {path}"])
 
 
-def _remove(items: list[Quarantined] | None, *, as_json: bool) -> int:
-    if items is None:
-        return 1
+def _remove(items: list[Quarantined]) -> View:
     left = [item for item in items if not quarantined.remove(item)]
     gone = [item for item in items if item not in left]
-    if as_json:
-        report = {"removed": [item.name for item in gone], "bytes": sum(item.size for item in gone)}
-        print(json.dumps(report | {"left": [item.name for item in left]}))
-    else:
-        print(f"{len(gone)} removed, {write_size(sum(item.size for item in gone))}")
-        for item in left:
-            print(printable(f"left {item.path}: it cannot be removed"), file=sys.stderr)
-    return int(bool(left))
+    size = sum(item.size for item in gone)
+    data = {"removed": [item.name for item in gone], "bytes": size, "left": [item.name for item in left]}
+    complaints = [Complaint(f"left {item.path}: it cannot be removed") for item in left]
+    return View(data, [f"{len(gone)} removed, {write_size(size)}", *complaints], int(bool(left)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import time
 from collections import Counter
@@ -13,6 +12,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from safecache._version import __version__
 from safecache.cli import explain, ls, stats
+from safecache.cli.view import View
 from safecache.doctor.examination import examine
 from safecache.doctor.finding import Finding
 from safecache.errors import printable
@@ -27,7 +27,7 @@ from safecache.store import entry_files
 from safecache.store.groups import KINDS
 from safecache.upkeep import catalogue
 
-__all__ = ["CacheFacts", "Entry", "Facts", "Miss", "ReasonFacts", "gather", "render", "run"]
+__all__ = ["CacheFacts", "Entry", "Facts", "Miss", "ReasonFacts", "gather", "render", "write"]
 
 _MOST_MISSES = 100
 _MOST_ENTRIES = 10
@@ -229,13 +229,9 @@ def render(facts: Facts) -> str:
     )
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Write the page and print its path; 1 if the run has no journal. Raises OSError."""
-    directories = stats.places_of(arguments)
-    found = gather(directories, arguments.run)
-    if found is None:
-        return stats.say_there_is_none(arguments, directories)
-    path = os.path.abspath(arguments.html)
+def write(path: str, directories: Sequence[str], run: str) -> View:
+    """Write the page about a run that has a journal. Raises OSError."""
+    found, path = gather(directories, run), os.path.abspath(path)
+    assert found is not None, "it has a journal"
     entry_files.replace(path, render(found).encode())
-    print(f"report written to {printable(path)}")
-    return 0
+    return View(None, [f"report written to {path}"])

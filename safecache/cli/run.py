@@ -7,7 +7,7 @@ import os
 import sys
 from typing import NoReturn
 
-from safecache.cli import EXIT_USAGE
+from safecache.cli import UsageError
 from safecache.settings import config
 
 __all__ = ["add", "become", "environment_for_children", "run"]
@@ -43,10 +43,9 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("argv", nargs=argparse.REMAINDER, metavar="-- CMD...", help="the command and its arguments")
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """As become(); 2 if no command is given."""
+def run(arguments: argparse.Namespace) -> NoReturn:
+    """As become(). Raises UsageError if no command is given."""
     command = arguments.argv[1:] if arguments.argv[:1] == ["--"] else arguments.argv
     if not command:
-        print("safecache run: no command given: safecache run -- CMD...", file=sys.stderr)
-        return EXIT_USAGE
+        raise UsageError("no command given: safecache run -- CMD...")
     become(command)

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import json
+import itertools
 import os
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
-from safecache.cli import ls, tables
-from safecache.cli.arguments import add_places
+from safecache.cli import ls
+from safecache.cli.arguments import add_places, find_caches
 from safecache.cli.ls import Row
-from safecache.cli.tables import Heading
-from safecache.errors import printable
+from safecache.cli.view import Complaint, Heading, Table, View
+from safecache.errors import SafecacheError
 from safecache.files import opening
 from safecache.omitted import fingerprints
 from safecache.places.layout import CodeFile, Location
@@ -40,51 +39,34 @@ def add(parser: argparse.ArgumentParser) -> None:
     add_places(parser)
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Print it; 1 if none or several match, or a load would refuse a file. Raises SafecacheError or OSError."""
-    found = catalogue.take(ls.directories_of(arguments), _SHOWN)
+def run(arguments: argparse.Namespace) -> View:
+    """Tell all about it; 1 if several match, or a load would refuse a file. Raises SafecacheError or OSError."""
+    found = catalogue.take(find_caches(arguments), _SHOWN)
     rows = _matching(arguments.name, found)
     if not rows:
-        print(f"safecache show: nothing is called {printable(arguments.name)} there", file=sys.stderr)
-        return 1
+        raise SafecacheError(f"nothing is called {arguments.name} there")
     if len({row.item.group.name for row in rows}) > 1:
-        return _tell_several(rows, found, as_json=arguments.json)
+        several = Complaint(f"safecache show: {len(rows)} are called so: give the key of one")
+        return View({"matches": [ls.report(row) for row in rows]}, [*ls.table(rows, found), several], 1)
     reports = [_report(row) for row in rows]
-    if arguments.json:
-        print(json.dumps({"entries": reports}))
-    else:
-        for report in reports:
-            _print(report)
-    return int(any(file["refused"] for report in reports for file in report["contents"]))
-
-
-def _tell_several(rows: list[Row], found: Catalogue, *, as_json: bool) -> int:
-    if as_json:
-        print(json.dumps({"matches": [ls.report(row) for row in rows]}))
-    else:
-        ls.print_rows(rows, found)
-        print(f"safecache show: {len(rows)} are called so: give the key of one", file=sys.stderr)
-    return 1
+    is_refused = any(file["refused"] for report in reports for file in report["contents"])
+    return View({"entries": reports}, itertools.chain.from_iterable(map(_text, reports)), int(is_refused))
 
 
 def _matching(text: str, found: Catalogue) -> list[Row]:
     """The matches by path, by key or its beginning, or else by name, which requires reading all files."""
-    by_path = _containing(os.path.abspath(text)) if os.sep in text else None
-    items = [item for item in found.items if by_path is not None and by_path(item.group)]
+    places = set[str]()
+    if os.sep in text:
+        path = os.path.abspath(text)
+        places = {path, os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))}
+    items = [
+        item for item in found.items if places & {*item.group.paths, *(file.path for file in item.group.all_files)}
+    ]
     items = items or [item for item in found.items if item.group.name == text]
     items = items or [item for item in found.items if text and item.group.name.startswith(text)]
-    if items or by_path is not None:
+    if items or places:
         return ls.describe(items, found)
     return [row for row in ls.describe(found.items, found) if text in row.description.names]
-
-
-def _containing(path: str) -> Callable[[Group], bool]:
-    places = {path, os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))}
-
-    def contains(group: Group) -> bool:
-        return bool(places & {*group.paths, *(file.path for file in group.all_files)})
-
-    return contains
 
 
 def _report(row: Row) -> dict[str, Any]:
@@ -156,10 +138,10 @@ def _history(item: Item) -> Iterator[dict[str, str]]:
             yield {"item": each.name, "time": each.time, "reason": each.reason}
 
 
-def _print(report: dict[str, Any]) -> None:
-    lines = [(label, text) for label, text in _lines(report) if text]
-    for label, text in lines:
-        print(printable(f"{label + ':':<13}{text}"))
+def _text(report: dict[str, Any]) -> Iterator[str | Table]:
+    for label, text in _lines(report):
+        if text:
+            yield f"{label + ':':<13}{text}"
     rows = [
         (
             os.path.basename(file["path"]),
@@ -169,12 +151,12 @@ def _print(report: dict[str, Any]) -> None:
         )
         for file in report["contents"]
     ]
-    tables.show(_HEADINGS, rows)
+    yield Table(_HEADINGS, rows)
     for file in report["contents"]:
         if file["refused"]:
-            print(printable(f"refused {file['path']}: {file['refused']}"))
+            yield f"refused {file['path']}: {file['refused']}"
     for each in report["quarantined"]:
-        print(printable(f"in quarantine: {each['item']}, {each['reason']}, {each['time']}"))
+        yield f"in quarantine: {each['item']}, {each['reason']}, {each['time']}"
 
 
 _HEADINGS = (Heading("file", folds=True), Heading("size", right=True), Heading("now"), Heading("sha256", folds=True))

@@ -4,20 +4,14 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import json
 import os
-import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator
 from typing import Any
 
-from rich.console import Console
-from rich.table import Column, Table
-from rich.text import Text
-
-from safecache.cli import ls
 from safecache.cli.arguments import add_directories, add_json
-from safecache.errors import printable
+from safecache.cli.view import Heading, Table, View
+from safecache.errors import SafecacheError
 from safecache.history import run_summary
 from safecache.history.lookups import Time, time_label
 from safecache.history.run_summary import ALL, LAST, Line, Process, Shared, Summary
@@ -37,7 +31,6 @@ __all__ = [
     "places_of",
     "remote",
     "run",
-    "say_there_is_none",
     "seconds",
 ]
 
@@ -59,25 +52,20 @@ def add(parser: argparse.ArgumentParser) -> None:
     add_json(what)
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Print the sums, or write the page; 1 if the run has no journal. Raises OSError, as for a directory."""
-    if arguments.html:
-        return int(importlib.import_module("safecache.cli.report").run(arguments))
+def run(arguments: argparse.Namespace) -> View:
+    """Sum up a run, or write the page. Raises SafecacheError if the run has no journal, and OSError."""
     directories = places_of(arguments)
     lines = [line for directory in directories for line in run_summary.read(directory)]
     summary = run_summary.summarise(lines, arguments.run)
     if summary is None:
-        return say_there_is_none(arguments, directories)
+        where = ", ".join(directories) or "any cache directory"
+        raise SafecacheError(f"no journal of run {arguments.run} in {where}")
+    if arguments.html:
+        page: View = importlib.import_module("safecache.cli.report").write(arguments.html, directories, arguments.run)
+        return page
     shared = list(run_summary.find_shared(lines, summary.run).values())
     others = [] if summary.run == ALL else sorted({line.run for line in lines} - {summary.run})
-    if arguments.json:
-        print(json.dumps(_report(summary, shared) | {"other_runs": others}))
-        return 0
-    _print(summary, shared)
-    if others:
-        shown = printable(", ".join(others[-_MOST_OTHERS:]))
-        print(f"other runs recorded here: {len(others)}, among them {shown}. Show them with --run ID or --run {ALL}")
-    return 0
+    return View(_report(summary, shared) | {"other_runs": others}, _text(summary, shared, others))
 
 
 def places_of(arguments: argparse.Namespace) -> list[str]:
@@ -88,17 +76,9 @@ def places_of(arguments: argparse.Namespace) -> list[str]:
     environ, named = config.child_environment(), arguments.directories
     if [os.path.realpath(name) for name in named] == [os.path.realpath(layout.triton_cache_dir(environ))]:
         named = []
-    caches = ls.directories_of(arguments) if named else levels.existing_caches(environ)
+    caches = named or levels.existing_caches(environ)
     of_vllm = named or [layout.vllm_cache_dir(environ)]
     return [*caches, *(cache for place in of_vllm for cache in layout.vllm_caches(place))]
-
-
-def say_there_is_none(arguments: argparse.Namespace, directories: Sequence[str]) -> int:
-    """Print that the run has no journal, and return the exit code for that."""
-    where = ", ".join(directories) or "any cache directory"
-    text = f"safecache {arguments.command}: no journal of run {arguments.run} in {where}"
-    print(printable(text), file=sys.stderr)
-    return 1
 
 
 def _report(summary: Summary, shared: list[Shared]) -> dict[str, Any]:
@@ -139,36 +119,46 @@ def _of(kind: Kind, counts: Counter[str]) -> dict[str, Any]:
     return {"lookups": sum(by_outcome.values()), **by_outcome, "reasons": dict(sorted(reasons.items()))}
 
 
-def _print(summary: Summary, shared: list[Shared]) -> None:
-    console = Console()
-    title = _plain(f"run {summary.run}, processes: {summary.processes}")
-    number = ["lookups", *(outcome.value for outcome in Outcome)]
-    table = Table("cache", *(Column(name, justify="right") for name in number), "reasons", title=title)
-    for kind in LOOKED_UP:
-        row = _of(kind, summary.counts)
-        reasons = ", ".join(f"{n} {reason}" for reason, n in row["reasons"].items())
-        table.add_row(kind.word, *(str(row[name]) for name in number), reasons)
-    console.print(table)
-    print(f"compiling: {seconds(summary, Time.SPENT)} spent on what was saved")
+def _text(summary: Summary, shared: list[Shared], others: list[str]) -> Iterator[str | Table]:
+    yield f"run {summary.run}, processes: {summary.processes}"
+    outcomes = ["lookups", *(outcome.value for outcome in Outcome)]
+    rows = {kind.word: _of(kind, summary.counts) for kind in LOOKED_UP}
+    yield Table(
+        [Heading("cache"), *_numbers(*outcomes), Heading("reasons", folds=True)],
+        [
+            (
+                word,
+                *(str(row[name]) for name in outcomes),
+                ", ".join(f"{n} {reason}" for reason, n in row["reasons"].items()),
+            )
+            for word, row in rows.items()
+        ],
+    )
+    yield f"compiling: {seconds(summary, Time.SPENT)} spent on what was saved"
     if any(each.seconds for each in summary.by_process):
-        console.print(_by_process(summary.by_process))
+        yield _by_process(summary.by_process)
     said = {
         "remote": remote(summary),
         "single flight": flights(summary, shared),
         "recompile check": recompiled(summary),
     }
-    for what, text in said.items():
-        if text:
-            print(f"{what}: {text}")
+    yield from (f"{what}: {text}" for what, text in said.items() if text)
     if shared:
-        console.print(_shared(shared))
+        yield _shared(shared)
     if summary.missed or summary.passed:
-        console.print(_missed([*summary.missed, *summary.passed]))
+        yield _missed([*summary.missed, *summary.passed])
     hits, refused, spared = _effect(summary)
     done = f"{hits} hits verified"
     if summary.observed:
         done = f"{hits} hits, {sum(summary.observed.values())} files used that SAFECACHE=1 refuses"
-    print(f"effect: {done}, {refused} lookups refused what was there, {spared:.1f} s of compiling spared")
+    yield f"effect: {done}, {refused} lookups refused what was there, {spared:.1f} s of compiling spared"
+    if others:
+        shown = ", ".join(others[-_MOST_OTHERS:])
+        yield f"other runs recorded here: {len(others)}, among them {shown}. Show them with --run ID or --run {ALL}"
+
+
+def _numbers(*names: str) -> Iterator[Heading]:
+    return (Heading(name, right=True) for name in names)
 
 
 def remote(summary: Summary) -> str:
@@ -211,36 +201,28 @@ def seconds(summary: Summary, which: Time) -> str:
 
 def _by_process(processes: list[Process]) -> Table:
     """A row for each, with a bar of how long that took, to the scale of the longest."""
-    number = ("compiling", "waiting", "in hits", "hits", "lookups")
-    bar = Column("c w h", no_wrap=True, min_width=_BAR)
-    table = Table("process", "rank", *(Column(name, justify="right") for name in number), bar)
-    longest = max(each.seconds for each in processes)
+    numbers = _numbers("compiling", "waiting", "in hits", "hits", "lookups")
+    longest, rows = max(each.seconds for each in processes), []
     for each in processes[:MOST_PROCESSES]:
         parts = each.compiled, each.waited, each.in_hits
         drawn = "".join(letter * round(_BAR * part / longest) for letter, part in zip("cwh", parts, strict=True))
         figures = (*(f"{part:.1f} s" for part in parts), str(each.hits), str(each.lookups))
-        table.add_row(_plain(f"{each.pid} on {each.host}"), _plain(each.rank), *figures, drawn)
-    return table
+        rows.append((f"{each.pid} on {each.host}", each.rank, *figures, drawn))
+    return Table([Heading("process"), Heading("rank"), *numbers, Heading("c w h")], rows)
 
 
 def _shared(shared: list[Shared]) -> Table:
     """A row for each compile that others waited for."""
-    numbers = (Column(name, justify="right") for name in ("took", "processes", "waited"))
-    table = Table("cache", Column("name", overflow="fold"), "compiled by", *numbers)
-    for each in shared[:MOST_SHARED]:
-        what = (each.layer, _plain(each.name or each.key), _plain(each.by))
-        table.add_row(*what, f"{each.took:.1f} s", str(each.processes), f"{each.waited:.1f} s")
-    return table
+    texts = (Heading("cache"), Heading("name", folds=True), Heading("compiled by"))
+    rows = [
+        (each.layer, each.name or each.key, each.by, f"{each.took:.1f} s", str(each.processes), f"{each.waited:.1f} s")
+        for each in shared[:MOST_SHARED]
+    ]
+    return Table([*texts, *_numbers("took", "processes", "waited")], rows)
 
 
 def _missed(lines: list[Line]) -> Table:
-    table = Table("what", Column("name", overflow="fold"), "frame", "rank", "times", Column("detail", overflow="fold"))
     alike = Counter((line.label, line.name or line.key, line.frame, line.rank, line.detail) for line in lines)
-    for (what, name, frame, rank, detail), times in alike.items():
-        table.add_row(what, *map(_plain, (name, frame, rank)), str(times), _plain(detail))
-    return table
-
-
-def _plain(text: str) -> Text:
-    # In a str, rich would interpret text in brackets as markup.
-    return Text(printable(text))
+    rows = [(*texts, str(times), detail) for (*texts, detail), times in alike.items()]
+    texts = (Heading("what"), Heading("name", folds=True), Heading("frame", folds=True), Heading("rank"))
+    return Table([*texts, *_numbers("times"), Heading("detail", folds=True)], rows)

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import shutil
 import signal
 import sys
-from typing import Any
+from collections.abc import Iterator
 
-from safecache.cli import EXIT_FINDINGS, EXIT_USAGE
+from safecache.cli import EXIT_FINDINGS, UsageError
 from safecache.cli.arguments import add_json, number
 from safecache.cli.run import environment_for_children
-from safecache.errors import printable
+from safecache.cli.view import Complaint, View
 from safecache.upkeep import warming
 from safecache.upkeep.warming import Process, Warmed
 
@@ -35,12 +34,11 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("argv", nargs=argparse.REMAINDER, metavar="-- CMD...", help=what)
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> View:
     """0 if all hit in the last process, CMD's status if that is not 0, else 1. Raises OSError."""
     words = arguments.argv[1:] if arguments.argv[:1] == ["--"] else arguments.argv
     if not words or not 1 <= arguments.processes <= _MOST:
-        print("safecache warm: no command given: safecache warm -- CMD...", file=sys.stderr)
-        return EXIT_USAGE
+        raise UsageError("no command given: safecache warm -- CMD...")
     is_function = len(words) == 1 and _FUNCTION.fullmatch(words[0]) and shutil.which(words[0]) is None
     command = [sys.executable, "-c", _CALL, words[0]] if is_function else words
     path = {"PYTHONPATH": environment_for_children()["PYTHONPATH"]}
@@ -49,66 +47,50 @@ def run(arguments: argparse.Namespace) -> int:
         warmed = warming.run(
             command, arguments.directories, arguments.processes, env=path, stdout=sys.stderr if arguments.json else None
         )
-    except (FileNotFoundError, PermissionError, OSError) as error:
-        return _say_not_run(words[0], error)
-    print(json.dumps(_report(warmed))) if arguments.json else _print(warmed)
-    return _code(warmed)
-
-
-def _say_not_run(program: str, error: OSError) -> int:
-    """As a shell does. Raises what is not about the program."""
-    if error.filename != program:
-        raise error
-    print(printable(f"safecache warm: {program}: {error.strerror}"), file=sys.stderr)
-    return 127 if isinstance(error, FileNotFoundError) else 126
-
-
-def _code(warmed: Warmed) -> int:
+    except OSError as error:
+        if error.filename != words[0]:
+            raise
+        # As a shell does.
+        code = 127 if isinstance(error, FileNotFoundError) else 126
+        return View(None, [Complaint(f"safecache warm: {words[0]}: {error.strerror}")], code)
     if warmed.interrupted and not warmed.status:
-        return 128 + signal.Signals[warmed.interrupted]
-    return warmed.status or (0 if warmed.all_hit else EXIT_FINDINGS)
-
-
-def _report(warmed: Warmed) -> dict[str, Any]:
-    return {
+        code = 128 + signal.Signals[warmed.interrupted]
+    else:
+        code = warmed.status or (0 if warmed.all_hit else EXIT_FINDINGS)
+    data = {
         "all_hit": warmed.all_hit,
-        "status": _code(warmed),
+        "status": code,
         "interrupted": warmed.interrupted,
         "processes": [each._asdict() for each in warmed.processes],
         "missing": [each._asdict() for each in warmed.missing],
         "never_cached": [each._asdict() for each in warmed.never_cached],
         "obstacles": warmed.obstacles,
     }
+    return View(data, _lines(warmed), code)
 
 
-def _print(warmed: Warmed) -> None:
+def _lines(warmed: Warmed) -> Iterator[str]:
     for number_of, process in enumerate(warmed.processes, 1):
-        print(f"process {number_of}: {_of_process(process)}")
+        yield f"process {number_of}: {_of_process(process)}"
         if process.status:
-            _complain(f"process {number_of} ended with status {_status(process.status)}")
+            yield Complaint(f"safecache warm: process {number_of} ended with status {_status(process.status)}")
     if warmed.interrupted:
-        _complain(f"interrupted by {warmed.interrupted}")
+        yield Complaint(f"safecache warm: interrupted by {warmed.interrupted}")
     for each in warmed.missing:
-        print(printable(f"still missing: {each.layer} {each.name or each.key}: {each.why}"))
+        yield f"still missing: {each.layer} {each.name or each.key}: {each.why}"
     for each in warmed.never_cached:
-        print(printable(f"never cached by torch, compiled in each process: {each.layer} {each.name}: {each.why}"))
+        yield f"never cached by torch, compiled in each process: {each.layer} {each.name}: {each.why}"
     if warmed.is_idle and not warmed.status:
-        print(_IDLE)
-    for obstacle in warmed.obstacles:
-        print(printable(obstacle))
+        yield _IDLE
+    yield from warmed.obstacles
     if warmed.all_hit:
-        print("warm: a fresh process finds everything in the caches")
+        yield "warm: a fresh process finds everything in the caches"
 
 
 _IDLE = (
     "nothing was looked up: CMD has compiled nothing with torch or Triton, or keeps caches of its own choice, which"
     " --in DIR names"
 )
-
-
-def _complain(text: str) -> None:
-    sys.stdout.flush()
-    print(f"safecache warm: {text}", file=sys.stderr)
 
 
 def _status(status: int) -> str:

@@ -12,7 +12,7 @@ from conftest import SOURCE
 from helpers.caches import DAY, HOUR, key
 from helpers.listed import entry, kernel
 
-from safecache.cli import tables
+from safecache.cli import view
 
 
 @pytest.mark.parametrize(("sort", "order"), [("size", "bca"), ("age", "cab"), ("used", "bac"), ("name", "cab")])
@@ -53,7 +53,7 @@ def test_keys_that_begin_alike_are_shown_as_far_as_they_differ(cache, run):
 
 @pytest.mark.parametrize("width", [20, 79, 100, 300])
 def test_narrow_terminal_cuts_nothing(cache, run, monkeypatch, width):
-    monkeypatch.setattr(tables, "Console", partial(tables.Console, width=width, force_terminal=True, no_color=True))
+    monkeypatch.setattr(view, "Console", partial(view.Console, width=width, force_terminal=True, no_color=True))
     entry(cache, "a", payload=b"triton_poi_fused_" + b"_".join([b"convolution"] * 9))
     lines = [line.ljust(300) for line in run("ls", cache.root).lines[:-1] if "\x1b" not in line]  # the heading is bold
     assert any(key("a", "a")[:10] in line for line in lines)
@@ -72,8 +72,8 @@ def test_narrow_terminal_cuts_nothing(cache, run, monkeypatch, width):
     ],
 )
 def test_cell_is_folded_between_words_or_else_anywhere(monkeypatch, capsys, cell, lines):
-    monkeypatch.setattr(tables, "Console", partial(tables.Console, width=1, force_terminal=True))
-    tables.show([tables.Heading("x", folds=True), tables.Heading("y")], [[cell, "whole"]])
+    monkeypatch.setattr(view, "Console", partial(view.Console, width=1, force_terminal=True))
+    view.Table([view.Heading("x", folds=True), view.Heading("y")], [[cell, "whole"]]).print()
     shown = capsys.readouterr().out.splitlines()[1:]
     assert [line.removesuffix("whole").rstrip() for line in shown] == lines and "whole" in shown[0]
 

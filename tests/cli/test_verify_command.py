@@ -11,7 +11,7 @@ import pytest
 from helpers.caches import HOUR, Cache
 from helpers.listed import entry
 
-from safecache.cli import entries
+from safecache.cli import entries, view
 from safecache.files import parallel
 from safecache.signing import keyring
 from safecache.upkeep import audit
@@ -81,7 +81,7 @@ def test_directories_are_those_of_the_environment_unless_named(cache, run, monke
 
 @pytest.mark.parametrize("is_terminal", [True, False])
 def test_bar_is_for_a_terminal_alone_and_not_in_the_output(cache, run, monkeypatch, is_terminal):
-    monkeypatch.setattr(entries, "Console", partial(entries.Console, force_terminal=is_terminal))
+    monkeypatch.setattr(view, "Console", partial(view.Console, force_terminal=is_terminal))
     entry(cache, "a")
     said = run("verify", cache.root, "--json")
     assert json.loads(said.out)["outcomes"] == {"verified": 1}
