@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import os
 from collections import Counter
 
 from safecache.cli import EXIT_FINDINGS, view
 from safecache.cli.arguments import add_json, require_zstandard
 from safecache.cli.view import View
 from safecache.doctor import load_check
-from safecache.doctor.examination import examine
+from safecache.doctor.comparison import Baseline
+from safecache.doctor.examination import compare, examine
 from safecache.doctor.finding import SEVERITIES, worst
-from safecache.errors import PackRefusedError
-from safecache.packs import archive
 from safecache.settings import config
-from safecache.upkeep import preflight, warming
-from safecache.upkeep.preflight import Difference
+from safecache.upkeep import warming
 
 __all__ = ["add", "run"]
 
@@ -51,52 +48,31 @@ def run(arguments: argparse.Namespace) -> View:
             ", ".join(f"{counts[severity]} {severity}" for severity in reversed(SEVERITIES) if counts[severity])
         )
     least = SEVERITIES.index("warning" if arguments.strict else "error")
-    return View(
-        {**data, "findings": [finding._asdict() for finding in findings]},
-        lines,
-        int(SEVERITIES.index(worst(findings)) >= least),
-    )
+    code = EXIT_FINDINGS if SEVERITIES.index(worst(findings)) >= least else 0
+    return View({**data, "findings": [finding._asdict() for finding in findings]}, lines, code)
+
+
+def _compare(sources: list[str]) -> View:
+    """Tell how caches from elsewhere differ; 1 if anything misses by that, or nothing lies there."""
+    packs = [source for source in sources if config.is_pack(source)]
+    directories = [source for source in sources if source not in packs]
+    if packs:
+        require_zstandard()
+    baselines = [Baseline.of_pack(pack) for pack in packs]
+    if directories or not packs:
+        baselines.append(Baseline.of_directories(directories or warming.places()))
+    groups = sum(baseline.groups for baseline in baselines)
+    found = [each for baseline in baselines for each in compare(baseline)]
+    lines = [line for each in found for line in _lines("misses" if each.misses else "may miss", str(each), each.remedy)]
+    if not groups:
+        lines.append("nothing that is compiled lies there")
+    elif worst(found) != "error":
+        lines.append("every entry can hit here as far as can be told without compiling")
+    misses = not groups or worst(found) == "error"
+    differences = [each._asdict() | {"text": str(each)} for each in found]
+    data = {"groups": groups, "misses": misses, "differences": differences}
+    return View(data, lines, EXIT_FINDINGS if misses else 0)
 
 
 def _lines(what: str, evidence: str, remedy: str) -> list[str]:
     return [f"{what}: {evidence}", *([f"  {remedy}"] if remedy else [])]
-
-
-def _compare(sources: list[str]) -> View:
-    """Tell how a cache from elsewhere differs; 1 if anything misses by that, or nothing lies there."""
-    groups, found = 0, list[Difference]()
-    packs = [source for source in sources if config.is_pack(source)]
-    directories = [source for source in sources if source not in packs]
-    for pack in packs:
-        count, differences = _of_pack(pack)
-        groups, found = groups + count, [*found, *differences]
-    if directories or not packs:
-        count, differences = _of_directories(directories or warming.places())
-        groups, found = groups + count, [*found, *differences]
-    misses = not groups or any(each.misses for each in found)
-    lines = [line for each in found for line in _lines("misses" if each.misses else "may miss", str(each), each.remedy)]
-    if not groups:
-        lines.append("nothing that is compiled lies there")
-    elif not any(each.misses for each in found):
-        lines.append("every entry can hit here as far as can be told without compiling")
-    stated = [each._asdict() | {"text": str(each)} for each in found]
-    return View({"groups": groups, "misses": misses, "differences": stated}, lines, EXIT_FINDINGS if misses else 0)
-
-
-def _of_pack(path: str) -> tuple[int, list[Difference]]:
-    """How many groups it has, and what differs; nothing that it says counts before its seal has been verified."""
-    require_zstandard()
-    try:
-        manifest = archive.opened(path).manifest
-    except PackRefusedError as error:
-        return 1, [Difference("the pack", "sealed there", str(error), "A server would not use it either.")]
-    if not manifest.get("baked"):
-        return len(manifest["groups"]), [preflight.UNRECORDED]
-    return len(manifest["groups"]), preflight.differences(manifest["baked"], manifest.get("made_with"))
-
-
-def _of_directories(directories: list[str]) -> tuple[int, list[Difference]]:
-    for directory in directories:
-        os.scandir(directory).close()
-    baked = preflight.collected(cache for directory in directories for cache in preflight.within(directory))
-    return baked["groups"], preflight.differences(baked) if baked["groups"] else []

@@ -1,4 +1,4 @@
-"""All checks, in their order; none can prevent the others from being made."""
+"""All checks, in their order: of this machine, none of which can prevent the others, and of a cache from elsewhere."""
 
 from __future__ import annotations
 
@@ -6,42 +6,82 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from enum import Enum, auto
+from typing import Any, NamedTuple
 
-from safecache.doctor import configuration, contents, directories, file_systems, finding, installation, remote
-from safecache.doctor.finding import SEVERITIES, Finding
+from safecache.doctor import (
+    comparison,
+    configuration,
+    contents,
+    directories,
+    file_systems,
+    finding,
+    installation,
+    remote,
+)
+from safecache.doctor.comparison import Baseline
+from safecache.doctor.finding import SEVERITIES, Difference, Finding
 from safecache.settings import config
 
-__all__ = ["CHECKS", "examine"]
+__all__ = ["CHECKS", "Check", "Needs", "compare", "examine"]
 
 # Seconds. A file server that is down never answers, and a process that waits for it cannot even be killed.
 _DEADLINE = 60.0
 
-Check = Callable[[Mapping[str, str]], Iterator[Finding]]
+
+class Needs(Enum):
+    """What a check is given, and what has to be so."""
+
+    ENVIRONMENT = auto()
+    # The environment; and torch may be imported.
+    TORCH = auto()
+    BASELINE = auto()
+    # A baseline that states what it was made with.
+    STATED = auto()
+    # One that was made with this torch.
+    KEYS = auto()
+
+
+class Check(NamedTuple):
+    """``find``: yields what it finds of what the check needs."""
+
+    find: Callable[[Any], Iterator[Any]]
+    needs: Needs = Needs.ENVIRONMENT
+
 
 CHECKS: dict[str, Check] = {
-    "variables": configuration.check_variables,
-    "versions": installation.check_versions,
-    "hooks": installation.check_hooks,
-    "user": directories.check_user,
-    "keys": configuration.check_keys,
-    "access": directories.check_access,
-    "file systems": file_systems.check_file_systems,
-    "space": directories.check_space,
-    "behaviour": file_systems.check_behaviour,
-    "execution": directories.check_execution,
-    "compilers": installation.check_compilers,
-    "NVIDIA": installation.check_nvidia,
-    "CPUs": installation.check_cpus,
-    "bytecode": installation.check_bytecode,
-    "remote caches of torch and Triton": configuration.check_remote_cache,
-    "remote cache": remote.check_remote,
-    "contents": contents.check_contents,
-    "hits": contents.check_hits,
+    "variables": Check(configuration.check_variables),
+    "versions": Check(installation.check_versions),
+    "hooks": Check(installation.check_hooks, Needs.TORCH),
+    "user": Check(directories.check_user),
+    "keys": Check(configuration.check_keys),
+    "access": Check(directories.check_access),
+    "file systems": Check(file_systems.check_file_systems),
+    "space": Check(directories.check_space),
+    "behaviour": Check(file_systems.check_behaviour),
+    "execution": Check(directories.check_execution),
+    "compilers": Check(installation.check_compilers),
+    "NVIDIA": Check(installation.check_nvidia),
+    "CPUs": Check(installation.check_cpus),
+    "bytecode": Check(installation.check_bytecode),
+    "remote caches of torch and Triton": Check(configuration.check_remote_cache),
+    "remote cache": Check(remote.check_remote),
+    "contents": Check(contents.check_contents),
+    "hits": Check(contents.check_hits),
+    "seals of a baseline": Check(comparison.check_seals, Needs.STATED),
+    "builds of a baseline": Check(comparison.check_builds, Needs.STATED),
+    "CPUs of a baseline": Check(comparison.check_cpus, Needs.STATED),
+    "servers of a baseline": Check(comparison.check_servers, Needs.STATED),
+    "parts of keys": Check(comparison.check_parts, Needs.KEYS),
+    "variables of vLLM": Check(comparison.check_vllm, Needs.KEYS),
+    "keys of kernels": Check(comparison.check_kernels, Needs.KEYS),
+    "GPU in keys": Check(comparison.check_device, Needs.KEYS),
+    "records of a baseline": Check(comparison.check_records, Needs.BASELINE),
 }
 
 
 def examine(*, import_torch: bool) -> list[Finding]:
-    """The findings of all checks, worst first, otherwise in the order of the checks. Changes nothing that lasts.
+    """The findings about this machine, worst first, otherwise in the order of the checks. Changes nothing that lasts.
 
     Invalid settings count as unset. Without ``import_torch`` the hooks are not checked.
     """
@@ -52,8 +92,20 @@ def examine(*, import_torch: bool) -> list[Finding]:
     found = []
     with _silent():
         for name, check in CHECKS.items():
-            if import_torch or check is not installation.check_hooks:
+            if check.needs is Needs.ENVIRONMENT or (import_torch and check.needs is Needs.TORCH):
                 found += _run(name, check, environ)
+    return sorted(found, key=lambda each: -SEVERITIES.index(each.severity))
+
+
+def compare(baseline: Baseline) -> list[Difference]:
+    """How this environment differs from a baseline, what misses by it first.
+
+    Raises SafecacheError if torch cannot be imported.
+    """
+    needs = {Needs.BASELINE}
+    if baseline.baked and baseline.groups:
+        needs |= {Needs.STATED, Needs.KEYS} if baseline.is_of_this_torch else {Needs.STATED}
+    found = [each for check in CHECKS.values() if check.needs in needs for each in check.find(baseline)]
     return sorted(found, key=lambda each: -SEVERITIES.index(each.severity))
 
 
@@ -63,7 +115,7 @@ def _run(name: str, check: Check, environ: Mapping[str, str]) -> list[Finding]:
 
     def run() -> None:
         try:
-            for each in check(environ):
+            for each in check.find(environ):
                 found.append(each)
         except Exception as error:
             evidence = f"The check of {name} failed: {type(error).__name__}: {error}."
@@ -71,7 +123,7 @@ def _run(name: str, check: Check, environ: Mapping[str, str]) -> list[Finding]:
 
     thread = threading.Thread(target=run, name=f"safecache-doctor-{name}", daemon=True)
     thread.start()
-    limit = installation.TIMEOUT + _DEADLINE if check is installation.check_hooks else _DEADLINE
+    limit = installation.TIMEOUT + _DEADLINE if check.needs is Needs.TORCH else _DEADLINE
     thread.join(limit)
     if thread.is_alive():
         evidence = f"The check of {name} does not end within {limit:g} s, as where a file server does not answer."

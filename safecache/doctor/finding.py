@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-__all__ = ["SEVERITIES", "Finding", "error", "info", "ok", "warning", "worst"]
+__all__ = ["SEVERITIES", "UNSHOWN", "Difference", "Finding", "error", "info", "ok", "warning", "worst"]
 
 # From the least to the worst.
 SEVERITIES = ("ok", "info", "warning", "error")
+# In place of a value in a Difference.
+UNSHOWN = "(not shown)"
 
 
 class Finding(NamedTuple):
@@ -21,6 +23,29 @@ class Finding(NamedTuple):
     severity: str
     evidence: str
     remedy: str
+
+
+class Difference(NamedTuple):
+    """A finding of a cache that was filled elsewhere: ``what`` differs, as it was there and as it is here.
+
+    ``misses``: whether entries miss by it, or only may.
+    """
+
+    what: str
+    baked: str
+    here: str
+    remedy: str
+    misses: bool = True
+
+    @property
+    def severity(self) -> str:
+        """One of SEVERITIES."""
+        return "error" if self.misses else "info"
+
+    def __str__(self) -> str:
+        if self.baked == self.here:
+            return f"{self.what} {'differs' if self.misses else 'may differ'} {UNSHOWN}"
+        return f'{self.what} differs: baked "{self.baked}", here "{self.here}"'
 
 
 def ok(code: str, evidence: str, remedy: str = "") -> Finding:
@@ -43,6 +68,6 @@ def error(code: str, evidence: str, remedy: str) -> Finding:
     return Finding(code, "error", evidence, remedy)
 
 
-def worst(findings: Iterable[Finding]) -> str:
+def worst(findings: Iterable[Finding | Difference]) -> str:
     """The worst severity among them; "ok" if there are none."""
     return max((finding.severity for finding in findings), key=SEVERITIES.index, default="ok")

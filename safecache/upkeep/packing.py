@@ -10,25 +10,112 @@ import contextlib
 import hashlib
 import os
 import tempfile
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import IO, Any, NamedTuple
 
-from safecache.files import folders, temporaries
+from safecache.explain import baked as of_records
+from safecache.files import folders, opening, temporaries
 from safecache.packs import archive
+from safecache.places import layout
 from safecache.places.refs import Ref
 from safecache.ports import Bundle, File
+from safecache.reporting.kinds import ENTRIES, Kind, Reason
 from safecache.settings import config
 from safecache.signing import keyring, provenance, seal
 from safecache.store import bundles, entry_files, wire
+from safecache.store.groups import Group
 from safecache.store.wire import Packed
-from safecache.upkeep import copies, preflight
+from safecache.upkeep import catalogue, copies, inventory
+from safecache.upkeep.catalogue import Signature
 from safecache.upkeep.copies import Caches, Directory, Fate, Listing, Source, Step, Summary, Tell
 from safecache.upkeep.remote_contents import Remote
 
-__all__ = ["Difference", "compared", "open_source", "pack", "unpack"]
+__all__ = [
+    "SERVERS",
+    "Difference",
+    "caches_within",
+    "collect",
+    "compared",
+    "join",
+    "open_source",
+    "pack",
+    "unpack",
+]
 
 _CHUNK = 1 << 20
+_BUILD = ("machine", "torch", "triton", "python", "gpu")
+_LONGEST_SEAL = 16 << 10
+SERVERS = ("vllm", "sglang")
+
+
+def caches_within(directory: str) -> list[str]:
+    """The caches that ``directory`` is, or has in it, as after unpacking or of vLLM. Raises OSError."""
+    parts = [os.path.join(directory, name) for name in ("inductor", layout.TRITON_FOLDER)]
+    if os.path.isdir(parts[0]):
+        return [part for part in parts if os.path.isdir(part)]
+    return list(layout.vllm_caches(directory)) or [directory]
+
+
+def collect(directories: Iterable[str]) -> dict[str, Any]:
+    """What the caches in these directories were made with, in JSON's types. Names no host, no user and no secret.
+
+    The same caches give the same. ``components``: what keys were made of; ``signers``: the ids of the keys that sealed;
+    ``namespaces``; ``builds``: what built it, by what seals say that hold here; ``refused``: how many files have none
+    that does, by reason; ``groups``: how many there are. Raises OSError.
+    """
+    roots = list(dict.fromkeys(map(os.path.realpath, directories)))
+    groups = [group for root in roots for group in inventory.take(root).groups if group.kind.upkeep.is_warmed]
+    signatures = [(group.kind, each) for group in groups for each in catalogue.signatures_in(group)]
+    holding = [(kind, each) for kind, each in signatures if each.state == catalogue.SEALED]
+    others = [each for _, each in signatures if each.state not in (catalogue.SEALED, catalogue.COMPARED)]
+    foreign = _namespaces(groups, others)
+    return {
+        "groups": len(groups),
+        "signers": sorted({each.signer for _, each in signatures if each.signer}),
+        "namespaces": sorted({*foreign, *([config.current().namespace] if holding else [])}),
+        "refused": dict(sorted(Counter(each.state for each in others).items())),
+        "builds": {name: _stated(name, holding) for name in (*_BUILD, "cpu")},
+        "components": of_records.of_keys(roots),
+    }
+
+
+def _namespaces(groups: Iterable[Group], others: Iterable[Signature]) -> set[str]:
+    """Those that entries say they are sealed for, if it is not this process's."""
+    kinds = {file.path: group.kind for group in groups for file in group.files}
+    foreign = [each.path for each in others if each.state == Reason.OTHER_NAMESPACE.value]
+    found = set()
+    for path in foreign:
+        if kinds.get(path) in ENTRIES:
+            end = opening.read_end(path, opening.check_regular, _LONGEST_SEAL, flags=os.O_NOFOLLOW)
+            found.add(seal.stated_namespace(*end) or "unknown")
+    return found
+
+
+def _stated(name: str, holding: Iterable[tuple[Kind, Signature]]) -> list[str]:
+    """Of a kernel torch does not count, of an entry the CPU does not: as provenance has it."""
+    values = (each.provenance.get(name, "") for kind, each in holding if not (kind is Kind.KERNEL and name == "torch"))
+    return sorted({value for value in values if value})
+
+
+def join(parts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """What is collected of several caches and packs, of all of them together. Of a pack nothing is refused."""
+    found: Any = {}
+    for part in parts:
+        found = _join(found, part) if found else dict(part)
+    return {**found, "refused": {}}
+
+
+def _join(one: Any, other: Any) -> Any:
+    if isinstance(one, dict):
+        return {
+            name: _join(one[name], other[name]) if name in one and name in other else {**one, **other}[name]
+            for name in sorted({*one, *other})
+        }
+    if isinstance(one, list):
+        return sorted({*one, *other})
+    return one + other if isinstance(one, int) else one
 
 
 class Difference(NamedTuple):
@@ -83,7 +170,7 @@ class _NewPack:
 
     def parts(self, baked: Mapping[str, Any]) -> Iterator[bytes]:
         """Yield the pack; its manifest says that it was made with what is installed here: what verifies was."""
-        servers = {name: version for name in preflight.SERVERS if (version := provenance.installed(name))}
+        servers = {name: version for name in SERVERS if (version := provenance.installed(name))}
         target = {"gpu": ",".join(sorted(self._gpus)), "cpu": " ".join(sorted(self._instructions))}
         made_with = {**provenance.describe(), **servers, **target}
         yield archive.beginning(self._made, {"made_with": made_with, "baked": baked})
@@ -125,16 +212,16 @@ def pack(sources: Sequence[str], out: str, tell: Tell) -> Summary:
     with tempfile.TemporaryFile(dir=directory) as spool:
         made = _NewPack(spool)
         summary = copies.copy(places, made, tell, threads=1)
-        entry_files.write_stream(out, made.parts(preflight.joined(map(_baked, places))), durably=True)
+        entry_files.write_stream(out, made.parts(join(map(_baked, places))), durably=True)
     return summary
 
 
 def _baked(place: _Pack | Remote | Directory) -> Mapping[str, Any]:
-    """What it was made with, as preflight compares that: of a remote nothing is known. Raises OSError."""
+    """What it was made with, as collect() has it: of a remote nothing is known. Raises OSError."""
     if isinstance(place, _Pack):
         baked: Mapping[str, Any] = place.file.manifest.get("baked", {})
         return baked
-    return preflight.collected(directory for _, directory in (place.caches() if isinstance(place, Directory) else ()))
+    return collect(directory for _, directory in (place.caches() if isinstance(place, Directory) else ()))
 
 
 def unpack(path: str, caches: Caches, tell: Tell) -> Summary:

@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from safecache.doctor import examination, finding, installation
-from safecache.doctor.examination import CHECKS, examine
+from safecache.doctor.examination import Check, examine
 from safecache.settings import config
 
 
@@ -55,13 +55,13 @@ def only(monkeypatch, tmp_path):
     def use(**checks):
         monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
         monkeypatch.setattr(config, "_current", None)
-        monkeypatch.setattr(examination, "CHECKS", checks)
+        monkeypatch.setattr(examination, "CHECKS", {name: Check(find) for name, find in checks.items()})
 
     return use
 
 
 def test_check_that_fails_is_a_finding_and_the_others_are_made(only):
-    only(broken=failing, versions=CHECKS["versions"])
+    only(broken=failing, versions=installation.check_versions)
     codes = [each.code for each in examine(import_torch=False)]
     assert codes == ["check-failed", "first", "versions"]
 

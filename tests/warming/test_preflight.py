@@ -15,10 +15,12 @@ import pytest
 from helpers.in_process import isolated
 
 from safecache.cli.main import main
+from safecache.doctor import comparison
+from safecache.doctor.comparison import Baseline, Gpu
 from safecache.explain import baked as environment
 from safecache.settings import config
 from safecache.signing import keyring, provenance
-from safecache.upkeep import preflight
+from safecache.upkeep import packing
 from warming.programs import COMPILED, EXHAUSTIVE, Home, run_in_fork
 
 __all__ = ["isolated"]
@@ -28,9 +30,7 @@ COUNTING = COMPILED + "    import json, safecache\n    print(json.dumps(safecach
 NAME = "TORCHINDUCTOR_COMPREHENSIVE_PADDING"
 # What only a test's own caches and keys have another of, and torch's keys have not.
 OF_A_TEST = ("HOME", "XDG_CONFIG_HOME", "TORCHINDUCTOR_CACHE_DIR", "PYTEST_CURRENT_TEST", "SAFECACHE")
-COLLECT = (
-    "import json, sys; from safecache.upkeep import preflight; print(json.dumps(preflight.collected([sys.argv[1]])))"
-)
+COLLECT = "import json, sys; from safecache.upkeep import packing; print(json.dumps(packing.collect([sys.argv[1]])))"
 # It chooses two settings: one for all that it compiles, and one for a single function.
 CHOOSING = """
     import torch
@@ -62,7 +62,7 @@ class Baked(Home):
 
     @property
     def bootstrap(self):
-        return os.path.join(os.path.dirname(os.path.dirname(preflight.__file__)), "bootstrap")
+        return os.path.join(os.path.dirname(os.path.dirname(packing.__file__)), "bootstrap")
 
     def say(self, *words, **settings):
         """In this process, but for what torch computes."""
@@ -258,10 +258,12 @@ def test_cuda_is_not_initialised_and_no_gpu_is_a_note(copied):
     """What is collected may be of kernels and of a GPU."""
     code = """
         import json, sys
-        from safecache.upkeep import preflight
-        baked = preflight.collected([sys.argv[1]])
+        from safecache.doctor.comparison import Baseline
+        from safecache.doctor.examination import compare
+        from safecache.upkeep import packing
+        baked = packing.collect([sys.argv[1]])
         baked["builds"]["gpu"] = ["sm_90"]
-        found = preflight.differences(baked)
+        found = compare(Baseline(baked, {}, baked["groups"]))
         assert "torch" not in sys.modules
         print(json.dumps([[each.what, each.misses] for each in found]))
         """
@@ -295,27 +297,34 @@ def _parts(**more):
 
 def test_cpu_that_lacks_instructions_or_has_wider_ones_is_named():
     here = "avx avx2 sse x86_64"
+
+    def of_cpus(there):
+        return comparison.check_cpus(Baseline(_parts(cpu=[there]), {}, 1))
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(provenance, "instructions", lambda: here)
-        assert [str(each) for each in preflight._of_cpus([f"avx512f {here}"])] == [
+        assert [str(each) for each in of_cpus(f"avx512f {here}")] == [
             'CPU differs: baked "with avx512f", here "without"'
         ]
-        assert [each.misses for each in preflight._of_cpus(["avx sse x86_64"])] == [True]
-        assert list(preflight._of_cpus([here])) == []
+        assert [each.misses for each in of_cpus("avx sse x86_64")] == [True]
+        assert list(of_cpus(here)) == []
         patch.setattr(provenance, "instructions", lambda: f"{here} rdseed")
-        assert list(preflight._of_cpus([here])) == []
+        assert list(of_cpus(here)) == []
 
 
 def test_architecture_of_a_gpu_and_its_name_are_compared(monkeypatch):
-    gpus = [preflight._Gpu("NVIDIA H200", "sm_90", "580.1")]
-    builds = _parts(gpu=["sm_80"])["builds"]
-    (found,) = preflight._of_builds(builds, gpus)
-    assert (found.what, found.baked, found.here, found.misses) == ("GPU", "sm_80", "sm_90", True)
-    assert list(preflight._of_builds(_parts(gpu=["sm_80,sm_90"])["builds"], gpus)) == []
-    keys = {"parts": {"device": {"1": "NVIDIA H100 sm_90"}}}
-    assert [each.what for each in preflight._of_device(keys, gpus)] == ["GPU's name"]
-    assert list(preflight._of_device({"parts": {"device": {"1": "NVIDIA H200 sm_90"}}}, gpus)) == []
-    assert list(preflight._of_device({"parts": {"device": {"1": "NVIDIA H200"}}}, gpus)) == []
+    monkeypatch.setattr(Baseline, "gpus", [Gpu("NVIDIA H200", "sm_90", "580.1")])
+
+    def found(check, device="", **builds):
+        baked = _parts(**builds)
+        baked["components"]["parts"]["device"] = {"1": device} if device else {}
+        return list(check(Baseline(baked, {}, 1)))
+
+    (difference,) = found(comparison.check_builds, gpu=["sm_80"])
+    assert difference == ("GPU", "sm_80", "sm_90", difference.remedy, True)
+    assert found(comparison.check_builds, gpu=["sm_80,sm_90"]) == []
+    assert [each.what for each in found(comparison.check_device, "NVIDIA H100 sm_90")] == ["GPU's name"]
+    assert found(comparison.check_device, "NVIDIA H200 sm_90") == found(comparison.check_device, "NVIDIA H200") == []
 
 
 @pytest.fixture
@@ -352,7 +361,7 @@ def test_packs_that_are_merged_keep_what_both_were_made_with(copied, pack, mixed
     for here_too in ({}, {NAME: "0"}):
         said = copied.say("preflight", str(joined), "--json", **here_too)
         assert said.returncode == 0 and "of a part of it" in said.stdout, said.stdout
-    merged = preflight.joined([_parts(gpu=["sm_80"]), _parts(gpu=["sm_90"])])
+    merged = packing.join([_parts(gpu=["sm_80"]), _parts(gpu=["sm_90"])])
     assert merged["builds"]["gpu"] == ["sm_80", "sm_90"] and merged["groups"] == 2
 
 

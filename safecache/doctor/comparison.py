@@ -1,7 +1,7 @@
-"""Whether a cache that was filled elsewhere can be used here, told before anything is compiled and without a GPU.
+"""Checks of a cache that was filled elsewhere: whether it can be used here, without compiling and without a GPU.
 
-What it was made with is collected there, by collected(), and compared with this environment by differences(). A key
-that no longer can be computed here, a seal that is not trusted, a build that may not run: each is named with a remedy.
+What it was made with is compared with this environment. A key that cannot be computed here any more, a seal that is
+not trusted, a build that may not run: each is named with a remedy.
 """
 
 from __future__ import annotations
@@ -10,165 +10,111 @@ import os
 import shlex
 import subprocess
 import time
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any, NamedTuple
 
+from safecache.doctor.finding import UNSHOWN, Difference
+from safecache.errors import PackRefusedError
 from safecache.explain import baked as of_records
 from safecache.explain.baked import Here
 from safecache.explain.components import ENVIRONMENT, PLACE
-from safecache.files import opening
-from safecache.places import layout
-from safecache.reporting.kinds import ENTRIES, Kind, Reason
+from safecache.packs import archive
+from safecache.reporting.kinds import Reason
 from safecache.settings import config
-from safecache.signing import keyring, provenance, seal
-from safecache.store.groups import Group
-from safecache.upkeep import catalogue, inventory
-from safecache.upkeep.catalogue import Signature
+from safecache.signing import keyring, provenance
+from safecache.upkeep import packing
 
-__all__ = ["SERVERS", "UNRECORDED", "Difference", "collected", "differences", "joined", "within"]
+__all__ = [
+    "Baseline",
+    "Gpu",
+    "check_builds",
+    "check_cpus",
+    "check_device",
+    "check_kernels",
+    "check_parts",
+    "check_records",
+    "check_seals",
+    "check_servers",
+    "check_vllm",
+]
 
-_BUILD = ("machine", "torch", "triton", "python", "gpu")
-_UNSHOWN = "(not shown)"
-_LONGEST_SEAL = 16 << 10
-SERVERS = ("vllm", "sglang")
 _SECONDS = 20.0
+_UNSET = ("", "unset")
+_REBUILT = "Fill the cache on a machine like this one, or install there what is here."
 
 
-class Difference(NamedTuple):
-    """``what`` differs, as it was and as it is here. ``misses``: whether entries miss by it, or only may."""
+class Gpu(NamedTuple):
+    """One of Nvidia's, as its driver tells; ``architecture``: such as ``sm_90``."""
 
-    what: str
-    baked: str
-    here: str
-    remedy: str
-    misses: bool = True
-
-    def __str__(self) -> str:
-        if self.baked == self.here:
-            return f"{self.what} {'differs' if self.misses else 'may differ'} {_UNSHOWN}"
-        return f'{self.what} differs: baked "{self.baked}", here "{self.here}"'
-
-
-UNRECORDED = Difference(
-    "what keys are made of, which is not recorded there,",
-    _UNSHOWN,
-    _UNSHOWN,
-    "Fill the cache with safecache active.",
-    misses=False,
-)
-
-
-def within(directory: str) -> list[str]:
-    """The caches that ``directory`` is, or has in it, as after unpacking or of vLLM. Raises OSError."""
-    parts = [os.path.join(directory, name) for name in ("inductor", layout.TRITON_FOLDER)]
-    if os.path.isdir(parts[0]):
-        return [part for part in parts if os.path.isdir(part)]
-    return list(layout.vllm_caches(directory)) or [directory]
-
-
-def collected(directories: Iterable[str]) -> dict[str, Any]:
-    """What the caches in these directories were made with, in JSON's types. Names no host, no user and no secret.
-
-    The same caches give the same. ``components``: what keys were made of; ``signers``: the ids of the keys that sealed;
-    ``namespaces``; ``builds``: what built it, by what seals say that hold here; ``refused``: how many files have none
-    that does, by reason; ``groups``: how many there are. Raises OSError.
-    """
-    roots = list(dict.fromkeys(map(os.path.realpath, directories)))
-    groups = [group for root in roots for group in inventory.take(root).groups if group.kind.upkeep.is_warmed]
-    signatures = [(group.kind, each) for group in groups for each in catalogue.signatures_in(group)]
-    holding = [(kind, each) for kind, each in signatures if each.state == catalogue.SEALED]
-    others = [each for _, each in signatures if each.state not in (catalogue.SEALED, catalogue.COMPARED)]
-    foreign = _namespaces(groups, others)
-    return {
-        "groups": len(groups),
-        "signers": sorted({each.signer for _, each in signatures if each.signer}),
-        "namespaces": sorted({*foreign, *([config.current().namespace] if holding else [])}),
-        "refused": dict(sorted(Counter(each.state for each in others).items())),
-        "builds": {name: _stated(name, holding) for name in (*_BUILD, "cpu")},
-        "components": of_records.of_keys(roots),
-    }
-
-
-def _namespaces(groups: Iterable[Group], others: Iterable[Signature]) -> set[str]:
-    """Those that entries say they are sealed for, if it is not this process's."""
-    kinds = {file.path: group.kind for group in groups for file in group.files}
-    foreign = [each.path for each in others if each.state == Reason.OTHER_NAMESPACE.value]
-    found = set()
-    for path in foreign:
-        if kinds.get(path) in ENTRIES:
-            end = opening.read_end(path, opening.check_regular, _LONGEST_SEAL, flags=os.O_NOFOLLOW)
-            found.add(seal.stated_namespace(*end) or "unknown")
-    return found
-
-
-def _stated(name: str, holding: Iterable[tuple[Kind, Signature]]) -> list[str]:
-    """Of a kernel torch does not count, of an entry the CPU does not: as provenance has it."""
-    values = (each.provenance.get(name, "") for kind, each in holding if not (kind is Kind.KERNEL and name == "torch"))
-    return sorted({value for value in values if value})
-
-
-def joined(parts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """What is collected of several caches and packs, of all of them together. Of a pack nothing is refused."""
-    found: Any = {}
-    for part in parts:
-        found = _joined(found, part) if found else dict(part)
-    return {**found, "refused": {}}
-
-
-def _joined(one: Any, other: Any) -> Any:
-    if isinstance(one, dict):
-        return {
-            name: _joined(one[name], other[name]) if name in one and name in other else {**one, **other}[name]
-            for name in sorted({*one, *other})
-        }
-    if isinstance(one, list):
-        return sorted({*one, *other})
-    return one + other if isinstance(one, int) else one
-
-
-class _Gpu(NamedTuple):
     name: str
     architecture: str
     driver: str
 
 
-def _gpus() -> list[_Gpu]:
-    """Nvidia's, as their driver tells; asked for without CUDA, which would be initialised by it."""
-    command = ["nvidia-smi", "--query-gpu=name,compute_cap,driver_version", "--format=csv,noheader"]
-    try:
-        process = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS)
-    except (OSError, subprocess.TimeoutExpired):
-        return []
-    rows = [[field.strip() for field in line.split(",")] for line in process.stdout.splitlines()]
-    return [
-        _Gpu(name, f"sm_{cap.replace('.', '')}", driver) for name, cap, driver in (row for row in rows if len(row) == 3)
-    ]
+class Baseline:
+    """What a cache was made with, as packing.collect() has it, and this environment beside it.
 
-
-def differences(baked: Mapping[str, Any], made: Mapping[str, Any] | None = None) -> list[Difference]:
-    """How this environment differs from what ``baked``, as of collected(), was made with: what misses by it first.
-
-    ``made``: what a pack says that it was made with, with the releases of servers. Raises SafecacheError if torch
-    cannot be imported.
+    ``made``: what a pack says that it was made with, with the releases of servers. ``refusal``: why nothing that the
+    pack says counts, "" if its seal has been verified.
     """
-    keys = baked["components"]
-    here = of_records.compute_environment(sorted(keys["compilers"]))
-    gpus = _gpus()
-    found = [*_of_seals(baked), *_of_builds(baked["builds"], gpus), *_of_servers(made or {})]
-    other_torch = any(each.what in ("torch", "triton") for each in found)
-    if not other_torch:
-        found += [
-            *_of_parts(keys, here, bool(baked["builds"]["cpu"])),
-            *_of_kernels(keys, here),
-            *_of_device(keys, gpus),
-        ]
-    if not keys["recorded"]:
-        found.append(UNRECORDED)
-    elif keys["unsure"]:
+
+    def __init__(self, baked: Mapping[str, Any], made: Mapping[str, Any], groups: int, refusal: str = "") -> None:
+        self.baked, self.made, self.groups, self.refusal = baked, made, groups, refusal
+        self.keys: Mapping[str, Any] = baked.get("components", {})
+
+    @classmethod
+    def of_pack(cls, path: str) -> Baseline:
+        """That of the pack at ``path``. Raises OSError."""
+        try:
+            manifest = archive.opened(path).manifest
+        except PackRefusedError as error:
+            return cls({}, {}, 1, str(error))
+        return cls(manifest.get("baked") or {}, manifest.get("made_with") or {}, len(manifest["groups"]))
+
+    @classmethod
+    def of_directories(cls, directories: Sequence[str]) -> Baseline:
+        """That of the caches which these directories are, or have in them. Raises OSError."""
+        for directory in directories:
+            os.scandir(directory).close()
+        baked = packing.collect(cache for directory in directories for cache in packing.caches_within(directory))
+        return cls(baked, {}, baked["groups"])
+
+    @cached_property
+    def here(self) -> Here:
+        """What keys are made of in this environment. Raises SafecacheError if torch cannot be imported."""
+        return of_records.compute_environment(sorted(self.keys["compilers"]))
+
+    @cached_property
+    def gpus(self) -> list[Gpu]:
+        """Asked for without CUDA, which would be initialised by it."""
+        command = ["nvidia-smi", "--query-gpu=name,compute_cap,driver_version", "--format=csv,noheader"]
+        try:
+            process = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS)
+        except (OSError, subprocess.TimeoutExpired):
+            return []
+        rows = [[field.strip() for field in line.split(",")] for line in process.stdout.splitlines()]
+        return [Gpu(row[0], f"sm_{row[1].replace('.', '')}", row[2]) for row in rows if len(row) == 3]
+
+    @cached_property
+    def is_of_this_torch(self) -> bool:
+        """Whether keys can be compared: with another torch or Triton all of them differ."""
+        here, builds = provenance.describe(), self.baked["builds"]
+        return all(not builds[name] or here[name] in builds[name] for name in ("torch", "triton"))
+
+
+def check_records(baseline: Baseline) -> Iterator[Difference]:
+    """Whether it is known what it was made with."""
+    if baseline.refusal:
+        yield Difference("the pack", "sealed there", baseline.refusal, "A server would not use it either.")
+    elif not baseline.groups:
+        return
+    elif not baseline.keys.get("recorded"):
+        what, remedy = "what keys are made of, which is not recorded there,", "Fill the cache with safecache active."
+        yield Difference(what, UNSHOWN, UNSHOWN, remedy, misses=False)
+    elif baseline.keys["unsure"]:
         remedy = "Warm it with this version of safecache, whose records say which settings the program has chosen."
-        found.append(Difference("settings of older records", _UNSHOWN, _UNSHOWN, remedy, misses=False))
-    return sorted(found, key=lambda each: not each.misses)
+        yield Difference("settings of older records", UNSHOWN, UNSHOWN, remedy, misses=False)
 
 
 _REMEDIES = {
@@ -180,31 +126,31 @@ _REMEDIES = {
 }
 
 
-def _of_seals(baked: Mapping[str, Any]) -> Iterator[Difference]:
+def check_seals(baseline: Baseline) -> Iterator[Difference]:
+    """Differences of signing keys, namespaces and seals."""
     ring, own, now = keyring.current(), config.current().namespace, time.time()
     ours = ring.signing.id.hex() if ring.signing is not None else "no key"
-    for signer in baked["signers"]:
+    for signer in baseline.baked["signers"]:
         key = ring.find(bytes.fromhex(signer))
         reason = Reason.UNKNOWN_KEY if key is None else key.objection(now)
         if key is not None and reason is None and not key.allows(own):
             reason = Reason.KEY_NOT_ALLOWED
         if reason is not None:
             yield Difference(f"signing key [{reason.value}]", signer, ours, _REMEDIES[reason])
-    for namespace in baked["namespaces"]:
+    for namespace in baseline.baked["namespaces"]:
         if namespace != own:
             remedy = f"export SAFECACHE_NAMESPACE={shlex.quote(namespace)}"
             yield Difference("SAFECACHE_NAMESPACE", namespace, own, remedy)
     told = {Reason.UNKNOWN_KEY, Reason.REVOKED_KEY, Reason.EXPIRED_KEY, Reason.KEY_NOT_ALLOWED, Reason.OTHER_NAMESPACE}
-    for state, count in baked["refused"].items():
+    for state, count in baseline.baked["refused"].items():
         if state not in {reason.value for reason in told}:
             remedy = _REMEDIES.get(Reason(state), "safecache verify DIR names them. Fill the cache anew.")
             yield Difference(f"seals of {count} files", state, "none that holds", remedy)
 
 
-_REBUILT = "Fill the cache on a machine like this one, or install there what is here."
-
-
-def _of_builds(builds: Mapping[str, list[str]], gpus: list[_Gpu]) -> Iterator[Difference]:
+def check_builds(baseline: Baseline) -> Iterator[Difference]:
+    """Differences of versions, machine and GPU architecture."""
+    builds, gpus = baseline.baked["builds"], baseline.gpus
     here = provenance.describe() | {"gpu": ",".join(sorted({gpu.architecture for gpu in gpus}))}
     for name in ("machine", "torch", "triton"):
         if builds[name] and here[name] not in builds[name]:
@@ -224,13 +170,12 @@ def _of_builds(builds: Mapping[str, list[str]], gpus: list[_Gpu]) -> Iterator[Di
         yield Difference("GPU", ", ".join(sorted(baked)), "none that nvidia-smi sees", remedy, misses=False)
     elif baked and baked.isdisjoint(here["gpu"].split(",")):
         yield Difference("GPU", ", ".join(sorted(baked)), here["gpu"], _REBUILT)
-    yield from _of_cpus(builds["cpu"])
 
 
-def _of_cpus(baked: list[str]) -> Iterator[Difference]:
+def check_cpus(baseline: Baseline) -> Iterator[Difference]:
     """Libraries are built for the vector instructions there are: with fewer they may not run, with more are others."""
     here = set(provenance.instructions().split())
-    for instructions in baked:
+    for instructions in baseline.baked["builds"]["cpu"]:
         there = set(instructions.split())
         lacking = sorted(there - here)
         more = sorted(name for name in here - there if name.startswith(("avx", "amx", "sve")))
@@ -240,20 +185,23 @@ def _of_cpus(baked: list[str]) -> Iterator[Difference]:
             yield Difference("CPU", f"without {' '.join(more[:5])}", "with", _REBUILT)
 
 
-def _of_servers(made: Mapping[str, Any]) -> Iterator[Difference]:
-    for name, version in ((name, made[name]) for name in SERVERS if name in made):
+def check_servers(baseline: Baseline) -> Iterator[Difference]:
+    """Differences of the releases of vLLM and SGLang."""
+    made = baseline.made
+    for name, version in ((name, made[name]) for name in packing.SERVERS if name in made):
         here = provenance.installed(name)
         if here != version:
             remedy = f"pip install {name}=={version}, or fill the cache with this one."
             yield Difference(name, version, here or "none", remedy)
 
 
-def _of_parts(keys: Mapping[str, Any], here: Here, with_libraries: bool) -> Iterator[Difference]:
+def check_parts(baseline: Baseline) -> Iterator[Difference]:
     """Of settings, versions, threads and places. What one variable decides is told of the variable, once."""
+    keys, here, has_libraries = baseline.keys, baseline.here, bool(baseline.baked["builds"]["cpu"])
     variables: dict[str, list[str]] = {}
     for name, values in keys["parts"].items():
         digest, text = here.parts.get(name, ("", "none"))
-        if name == "device" or list(values) == [digest] or (name.startswith(PLACE) and not with_libraries):
+        if name == "device" or list(values) == [digest] or (name.startswith(PLACE) and not has_libraries):
             continue
         if digest in values:
             others = " or ".join(value for other, value in values.items() if other != digest)
@@ -267,7 +215,6 @@ def _of_parts(keys: Mapping[str, Any], here: Here, with_libraries: bool) -> Iter
             yield Difference(name, shown, text, _remedy(name, shown))
     for variable, settings in variables.items():
         yield _of_variable(variable, keys["environment"], here.parts, f" ({'; '.join(settings)})")
-    yield from _of_vllm(keys["environment"], here)
 
 
 def _remedy(name: str, shown: str) -> str:
@@ -291,9 +238,6 @@ def _variable_of(name: str, environment: Mapping[str, dict[str, str]], here: Her
     return candidates[0] if candidates else ""
 
 
-_UNSET = ("", "unset")
-
-
 def _differs(name: str, there: Mapping[str, dict[str, str]], here: Mapping[str, tuple[str, str]]) -> bool:
     return here.get(name, _UNSET)[0] not in there.get(name, {"": "unset"})
 
@@ -309,20 +253,23 @@ def _of_variable(
     variable = name.removeprefix(ENVIRONMENT)
     values = there.get(name, {"": "unset"})
     remedy = f"unset {variable}" if "" in values else f"export {variable}={shlex.quote(next(iter(values.values())))}"
-    if _UNSHOWN in values.values():
+    if UNSHOWN in values.values():
         remedy = f"Set {variable} as it was there."
     return Difference(f"{variable}{which}", " or ".join(values.values()), here.get(name, _UNSET)[1], remedy, misses)
 
 
-def _of_vllm(environment: Mapping[str, dict[str, str]], here: Here) -> Iterator[Difference]:
+def check_vllm(baseline: Baseline) -> Iterator[Difference]:
     """What vLLM reads may be in its own key, or decide what is compiled."""
+    environment, here = baseline.keys["environment"], baseline.here
     known = {*environment, *(name for name in here.parts if name.startswith(ENVIRONMENT))}
     for name in sorted(each for each in known if each.startswith(f"{ENVIRONMENT}VLLM_")):
         if not of_records.is_of_place(name) and _differs(name, environment, here.parts):
             yield _of_variable(name, environment, here.parts, misses=False)
 
 
-def _of_kernels(keys: Mapping[str, Any], here: Here) -> Iterator[Difference]:
+def check_kernels(baseline: Baseline) -> Iterator[Difference]:
+    """Differences in the keys of Triton's kernels, and of its compilers."""
+    keys, here = baseline.keys, baseline.here
     kernels = keys["kernels"]
     if not kernels:
         return
@@ -336,12 +283,13 @@ def _of_kernels(keys: Mapping[str, Any], here: Here) -> Iterator[Difference]:
         found = here.compilers.get(target, "")
         if found not in digests:
             remedy = "Use the same Triton and ptxas: TRITON_PTXAS_PATH and TRITON_PTXAS_BLACKWELL_PATH name another."
-            yield Difference(f"Triton's compiler for {target}", _UNSHOWN, _UNSHOWN, remedy, misses=bool(found))
+            yield Difference(f"Triton's compiler for {target}", UNSHOWN, UNSHOWN, remedy, misses=bool(found))
 
 
-def _of_device(keys: Mapping[str, Any], gpus: list[_Gpu]) -> Iterator[Difference]:
+def check_device(baseline: Baseline) -> Iterator[Difference]:
     """A GPU's name is in the keys of graphs, besides its architecture."""
-    there = set(keys["parts"].get("device", {}).values())
+    gpus = baseline.gpus
+    there = set(baseline.keys["parts"].get("device", {}).values())
     here = {each for gpu in gpus for each in (gpu.name, f"{gpu.name} {gpu.architecture}")}
     if there and here and there.isdisjoint(here):
         yield Difference(
