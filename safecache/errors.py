@@ -10,7 +10,7 @@
     ├── UnpicklableEntryError  an entry could not be prepared or pickled (strict mode)
     ├── CacheWriteError        an entry, or its directory, could not be written (strict mode)
     ├── ExecutionError         code cannot be loaded from where it lies, or from SAFECACHE_EXEC_DIR (strict mode)
-    ├── MissError              a cache has nothing that can be used, and SAFECACHE_MUST_HIT says that it must
+    ├── MissError              a cache has nothing that can be used, and SAFECACHE_STRICT=misses=1 is set
     ├── LauncherError          a launcher from an entry cannot load its kernel, raised by its first call
     ├── VerifierError          what verifies is not on, and strict mode does not go on without it; raised by activate()
     │                          and by the import of the module that was to be verified
@@ -59,7 +59,7 @@ class SafecacheError(Exception):
     """The base of all of them. An Exception, so that a server that catches those falls back to a compile.
 
     As text it is one line that a log or a terminal can take, whatever the names of files in it.
-    ``is_strict``: strict mode, or SAFECACHE_MUST_HIT, has made it of what is none otherwise, so nobody may swallow it.
+    ``is_strict``: SAFECACHE_STRICT has made it of what is none otherwise, so nobody may swallow it.
     """
 
     is_strict = False

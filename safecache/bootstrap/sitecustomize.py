@@ -24,7 +24,8 @@ def _activate() -> None:
     except Exception as error:
         # Python would print a traceback and carry on; so do we, in one line, unless the user does not want that.
         print(f"safecache: not active in this process: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
-        if os.environ.get("SAFECACHE_STRICT", "").strip().lower() in ("1", "true", "yes", "on"):
+        words = os.environ.get("SAFECACHE_STRICT", "").lower().split(",")
+        if any(word.strip() in ("1", "true", "yes", "on") for word in words):
             os._exit(78)
     finally:
         if not installed:

@@ -82,8 +82,8 @@ def _at_odds(environ: Mapping[str, str]) -> Iterator[Finding]:
             "observing", evidence, "safecache stats  # says what would be refused; then unset SAFECACHE"
         )
     if settings.shared and settings.trust == "private":
-        evidence = "SAFECACHE_TRUST=private has no effect with SAFECACHE_SHARED=1: nothing there is private."
-        yield finding.warning("settings-at-odds", evidence, "unset SAFECACHE_TRUST")
+        evidence = "SAFECACHE_TRUST=private has no effect in a shared cache: nothing there is private."
+        yield finding.warning("settings-at-odds", evidence, "export SAFECACHE_TRUST=shared")
     if not settings.isolate:
         for name in ("compile_timeout", "compile_memory"):
             if getattr(settings, name) is not None:

@@ -121,7 +121,7 @@ def check_user(environ: Mapping[str, str]) -> Iterator[Finding]:
 
 
 _USE = os.R_OK | os.W_OK | os.X_OK
-_ON_PURPOSE = "  # or, if it is shared on purpose: export SAFECACHE_SHARED=1"
+_ON_PURPOSE = "  # or, if it is shared on purpose: export SAFECACHE_TRUST=shared"
 
 
 def check_access(environ: Mapping[str, str]) -> Iterator[Finding]:

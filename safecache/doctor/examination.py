@@ -6,19 +6,11 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from enum import Enum, auto
+from enum import Enum
 from typing import Any, NamedTuple
 
-from safecache.doctor import (
-    comparison,
-    configuration,
-    contents,
-    directories,
-    file_systems,
-    finding,
-    installation,
-    remote,
-)
+from safecache.doctor import comparison, configuration, contents, directories, file_systems, finding, installation
+from safecache.doctor import remote as remote_cache
 from safecache.doctor.comparison import Baseline
 from safecache.doctor.finding import SEVERITIES, Difference, Finding
 from safecache.settings import config
@@ -30,16 +22,12 @@ _DEADLINE = 60.0
 
 
 class Needs(Enum):
-    """What a check is given, and what has to be so."""
+    """What a check is given: an environment, for TORCH one where torch may be imported; or a Baseline.
 
-    ENVIRONMENT = auto()
-    # The environment; and torch may be imported.
-    TORCH = auto()
-    BASELINE = auto()
-    # A baseline that states what it was made with.
-    STATED = auto()
-    # One that was made with this torch.
-    KEYS = auto()
+    For STATED that states what it was made with, for KEYS with this torch.
+    """
+
+    ENVIRONMENT, TORCH, BASELINE, STATED, KEYS = range(5)
 
 
 class Check(NamedTuple):
@@ -65,7 +53,7 @@ CHECKS: dict[str, Check] = {
     "CPUs": Check(installation.check_cpus),
     "bytecode": Check(installation.check_bytecode),
     "remote caches of torch and Triton": Check(configuration.check_remote_cache),
-    "remote cache": Check(remote.check_remote),
+    "remote cache": Check(remote_cache.check_remote),
     "contents": Check(contents.check_contents),
     "hits": Check(contents.check_hits),
     "seals of a baseline": Check(comparison.check_seals, Needs.STATED),

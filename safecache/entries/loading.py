@@ -143,7 +143,7 @@ def _is_barred(ref: Ref, path: str, root: str) -> bool:
 
 
 _UNUSABLE_REMEDIES = {
-    Reason.FOREIGN_OWNER: "Recompiling. Help: remove it, or set SAFECACHE_SHARED=1 if users share the cache on purpose",
+    Reason.FOREIGN_OWNER: "Recompiling. Help: remove it, or, to share the cache, set SAFECACHE_TRUST=shared",
     Reason.TOO_LARGE: "Recompiling. Help: remove it, or trust the key that has sealed it: safecache keys trust FILE",
 }
 _READ_REMEDY = "Recompiling. Help: make it readable, or remove it"

@@ -99,12 +99,12 @@ class Search:
     def missed(self, found: tuple[Reason, str] | None = None) -> None:
         """End as a miss. Why: the first refusal, else what the hook ``found``, else a failed guard, else the cache key.
 
-        Raises MissError with SAFECACHE_MUST_HIT.
+        Raises MissError with SAFECACHE_STRICT=misses=1.
         """
         _raise(self._end(Outcome.MISS, *(self._refusal or found or self._reason())))
 
     def bypassed(self, reason: Reason, detail: str) -> None:
-        """End as a bypass. Raises MissError with SAFECACHE_MUST_HIT, but for what torch never caches."""
+        """End as a bypass. Raises MissError with SAFECACHE_STRICT=misses=1, but for what torch never caches."""
         if self._error is not None:
             self.missed()  # torch's reason is our own error, of a miss inside this lookup
         _raise(self._end(Outcome.BYPASS, reason, detail))
@@ -174,7 +174,7 @@ def _raise(error: MissError | None) -> None:
 
 
 def _must_hit_error(lookup: Lookup) -> MissError | None:
-    """The error that SAFECACHE_MUST_HIT makes of a lookup after which something would be compiled.
+    """The error that SAFECACHE_STRICT=misses=1 makes of a lookup after which something would be compiled.
 
     What torch never caches is not one, since no warming changes that. Nor is an AOTAutograd cache that is off: the
     FX graph cache is asked then. A file that was compiled ahead of time has an error of its own.
@@ -193,8 +193,8 @@ def _miss_text(lookup: Lookup) -> str:
     where = f"the {lookup.ref.kind.cache} cache for {lookup.name or 'a graph'}"
     return (
         f"safecache: miss in {where} [{reason}]{detail} (key {lookup.ref.key or 'unknown'}), and"
-        " SAFECACHE_MUST_HIT forbids compiling. Help: safecache explain; warm the cache with the same code, settings"
-        " and environment; or unset SAFECACHE_MUST_HIT"
+        " SAFECACHE_STRICT=misses=1 forbids compiling. Help: safecache explain; warm the cache with the same code,"
+        " settings and environment; or unset SAFECACHE_STRICT"
     )
 
 
@@ -226,7 +226,7 @@ def track_lookup(ref: Ref, name: Callable[[], str], *, must_ask: bool = False) -
 
 
 def bypass(kind: Kind, name: Callable[[], str], reason: Reason, detail: str) -> None:
-    """Record what was not looked for. Raises MissError with SAFECACHE_MUST_HIT, unless torch never caches it."""
+    """Record what was not looked for. Raises MissError with SAFECACHE_STRICT=misses=1, unless torch never caches it."""
     with track_lookup(Ref(kind), name) as search:
         search.bypassed(reason, detail)
 

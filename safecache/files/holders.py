@@ -83,7 +83,7 @@ class Watch:
 
     @property
     def is_proven(self) -> bool:
-        """Tell whether it works for this user, or for one whom SAFECACHE_SHARED=1 includes."""
+        """Tell whether it works for this user, or for one whom SAFECACHE_TRUST=shared includes."""
         return self.is_own or self._is_heard or (self.holder is not None and config.current().shared)
 
     @property

@@ -174,7 +174,7 @@ class Lease:
 def open_lease(ref: Ref) -> Lease:
     """The lease on this key, in its cache. Raises OSError, also for what is no lease of this user.
 
-    Only with SAFECACHE_SHARED=1 are there leases which others can open, and so hold.
+    Only with SAFECACHE_TRUST=shared are there leases which others can open, and so hold.
     """
     name = f"{ref.kind.word}-{hashlib.sha256(ref.key.encode()).hexdigest()[:32]}"
     shared = config.current().shared

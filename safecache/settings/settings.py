@@ -168,7 +168,8 @@ def namespace(text: str) -> str:
     return text
 
 
-TRUST_MODES = ("signed", "private")
+SHARED = "shared"
+TRUST_MODES = ("signed", "private", SHARED)
 FSYNC_MODES = ("auto", "always", "never")
 DEFAULT_NAMESPACE = "default"
 REDIS = ("redis", "rediss", "valkey", "valkeys")
@@ -213,11 +214,11 @@ VALUES = {
         Value("enabled", True, enabled, f"{_SWITCH[1]}, or {OBSERVE}"),
         Value("strict", False, *_SWITCH),
         Value("disable", (), names, "names of units, with , between them"),
-        Value("trust", "signed", one_of(TRUST_MODES), " or ".join(TRUST_MODES)),
+        Value("trust", "signed", one_of(TRUST_MODES), f"signed, private or {SHARED}"),
         Value("key_file", None, *_PATH),
         Value("keyring", None, *_PATH),
         Value("namespace", DEFAULT_NAMESPACE, namespace, f"letters, digits and . _ - / (up to {LONGEST_NAMESPACE})"),
-        Value("shared", False, *_SWITCH),
+        Value("shared", False, *_SWITCH, "SHARED"),
         Value("fsync", "auto", one_of(FSYNC_MODES), "auto, always or never"),
         Value("local", None, *_PATH, "LOCAL"),
         Value("lower", (), paths, "absolute paths, with : between them", "LOWER"),
@@ -232,7 +233,7 @@ VALUES = {
         Value("max_bytes", None, *_SIZE, "MAX_BYTES"),
         Value("max_files", None, units.parse_count, "a number", "MAX_FILES"),
         Value("max_age", None, *_AGE, "MAX_AGE"),
-        Value("must_hit", False, *_SWITCH),
+        Value("must_hit", False, *_SWITCH, "MUST_HIT"),
         Value("lock_timeout", 120, *_SECONDS, "LOCK_TIMEOUT"),
         Value("single_flight", True, *_SWITCH, "SINGLE_FLIGHT"),
         Value("single_flight_wait", 300, *_SECONDS, "SINGLE_FLIGHT_WAIT"),
@@ -275,6 +276,11 @@ def _combined(variable: str, parts: dict[str, str], main: str = "") -> Setting:
     words = [VALUES[main].allowed] if main else []
     words += [f"{part}={VALUES[name].allowed}" for part, name in parts.items()]
     return Setting(variable, parse, "with , between them: " + "; ".join(words))
+
+
+def _trust(text: str) -> dict[str, Any]:
+    mode = VALUES["trust"].parse(text)
+    return {"trust": "signed", "shared": True} if mode == SHARED else {"trust": mode}
 
 
 def _waits(text: str) -> dict[str, Any]:
@@ -326,17 +332,15 @@ def is_pack(path: str) -> bool:
 _WAITS = _combined("WAIT", {"lock": "lock_timeout", "compile": "single_flight_wait"})
 SETTINGS = (
     _alone("enabled", ""),
-    _alone("strict"),
+    _combined("STRICT", {"misses": "must_hit"}, "strict"),
     _alone("disable"),
-    _alone("trust"),
+    Setting("TRUST", _trust, VALUES["trust"].allowed),
     _alone("key_file"),
     _alone("keyring"),
     _alone("namespace"),
-    _alone("shared"),
     _alone("fsync"),
     Setting("TIERS", _tiers, _TIERS),
     _combined("LIMITS", {"bytes": "max_bytes", "files": "max_files", "age": "max_age"}),
-    _alone("must_hit"),
     Setting("WAIT", _waits, _WAITS.allowed),
     _alone("exec_dir"),
     _combined("ISOLATE", {"timeout": "compile_timeout", "memory": "compile_memory", "ahead": "prefetch"}, "isolate"),

@@ -218,7 +218,7 @@ def instead() -> str | None:
 
 _REMEDY = (
     "Only sealed files are used; others can still delete files, or read what you compile. Help: chmod -R go-w {0}, or "
-    "SAFECACHE_SHARED=1 if it is shared on purpose"
+    "SAFECACHE_TRUST=shared if it is shared on purpose"
 )
 
 # The directories that this process need not check again.

@@ -48,8 +48,6 @@ PROCESSES = 3
 _PATIENCE = 120.0
 _TICK = 0.05
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-# For the program: what is sent is waited for, and a miss is no error.
-_LENT: dict[str, str | None] = {"SAFECACHE_MUST_HIT": None, "SAFECACHE_REMOTE_FLUSH": "600"}
 _COUNTED = {kind: kind.plural for kind in Kind if kind.upkeep.is_warmed} | {Kind.NATIVE_CODE: "libraries"}
 _BUILT = (".so", ".o")
 _LABELS = run_summary.labels()
@@ -190,7 +188,10 @@ def _one(
 ) -> tuple[Process, list[Missing], list[Missing]]:
     name = f"warm-{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{os.urandom(4).hex()}"
     there, began = _contents(directories), time.monotonic()
-    lent = config.set_child_environment({**_LENT, **config.as_run(name)})
+    # What is sent is waited for, and a miss is no error.
+    strict = "1" if config.current().strict else None
+    variables = {"SAFECACHE_STRICT": strict, "SAFECACHE_MUST_HIT": None, "SAFECACHE_REMOTE_FLUSH": "600"}
+    lent = config.set_child_environment({**variables, **config.as_run(name)})
     try:
         with _forwarding(signals) as tell:
             child = start()

@@ -108,7 +108,9 @@ def test_miss_stops_a_server_that_must_hit(server, suppress):
     shutil.rmtree(server[0].cache / "aotautograd")
     done, tokens, _, _ = server[0].run(suppress=suppress, SAFECACHE_MUST_HIT="1")
     assert tokens is None and done.returncode != 0
-    assert "[evicted]" in done.stderr and "SAFECACHE_MUST_HIT forbids compiling" in done.stderr, done.stderr[-3000:]
+    assert "[evicted]" in done.stderr and "SAFECACHE_STRICT=misses=1 forbids compiling" in done.stderr, done.stderr[
+        -3000:
+    ]
 
 
 def test_full_disk_ends_no_engine(warmed, tmp_path):

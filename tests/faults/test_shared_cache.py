@@ -64,12 +64,14 @@ def test_what_is_made_there_belongs_to_the_group(filled):
 def test_without_the_setting_the_second_user_compiles_and_is_told(filled, second, strict):
     answer = second.run(strict=strict)
     if strict:
-        assert "EntryRefusedError" in answer.errors and any("SAFECACHE_SHARED=1" in m for m in answer.messages), answer
+        assert "EntryRefusedError" in answer.errors and any("SAFECACHE_TRUST=shared" in m for m in answer.messages), (
+            answer
+        )
         return
     assert answer.ok and answer.hits == (0, 0), answer
     assert answer.stats["exposed directory"] == 1 and answer.stats["foreign owner"] >= 3, answer
     (exposed,) = [text for text in answer.warnings if "[exposed directory]" in text]
-    assert f"{filled.cache} has mode 2775" in exposed and "SAFECACHE_SHARED=1" in exposed, answer
+    assert f"{filled.cache} has mode 2775" in exposed and "SAFECACHE_TRUST=shared" in exposed, answer
 
 
 @pytest.mark.parametrize("scene", [kernel_scenes.compile_kernel, kernel_scenes.build_module])

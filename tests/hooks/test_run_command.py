@@ -77,7 +77,7 @@ def test_no_command_is_a_usage_error(run_command, arguments):
 def test_bad_setting_is_one_line_and_the_command_does_not_run(run_command):
     said = run_command("--", sys.executable, "-c", "print('ran')", SAFECACHE_TRUST="nobody")
     assert (said.returncode, said.lines) == (78, [])
-    assert said.errors == "safecache: SAFECACHE_TRUST='nobody' is not allowed: use signed or private\n"
+    assert said.errors == "safecache: SAFECACHE_TRUST='nobody' is not allowed: use signed, private or shared\n"
 
 
 def test_bad_setting_that_arises_on_the_way_is_one_line_and_the_program_runs(run_command):

@@ -99,6 +99,7 @@ def test_switched_off_nothing_becomes_active(server, environment):
     [
         pytest.param({"SAFECACHE": "1"}, id="switch"),
         pytest.param({"SAFECACHE_STRICT": "1"}, id="strict"),
+        pytest.param({"SAFECACHE_STRICT": "misses=1, 1"}, id="strict-and-no-misses"),
         pytest.param({"SAFECACHE_NAMESPACE": "prod/llm"}, id="namespace"),
         pytest.param({"SAFECACHE_TRUST": "private"}, id="trust"),
         pytest.param({"SAFECACHE_TRUST": "signed"}, id="default"),

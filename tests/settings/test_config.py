@@ -136,6 +136,10 @@ def test_tiers_are_in_their_order(text):
     [
         ("LIMITS", "bytes=10G, age=30d", {"max_bytes": 10**10, "max_age": 30 * 86400}),
         ("LIMITS", "files=5", {"max_files": 5}),
+        ("STRICT", "1,misses=1", {"strict": True, "must_hit": True}),
+        ("STRICT", "misses=1", {"must_hit": True}),
+        ("TRUST", " Shared ", {"shared": True}),
+        ("TRUST", "private", {"trust": "private"}),
         ("WAIT", "lock=5,compile=6", {"lock_timeout": 5.0, "single_flight_wait": 6.0}),
         ("WAIT", "compile=0", {"single_flight": False, "single_flight_wait": 0.0}),
         ("ISOLATE", "1,timeout=60", {"isolate": True, "compile_timeout": 60.0}),
@@ -155,6 +159,13 @@ def test_variable_of_now_counts_before_those_of_before():
     older = {"SAFECACHE_LOWER": "/a", "SAFECACHE_LOCAL": "/b", "SAFECACHE_MAX_BYTES": "1k", "SAFECACHE_MAX_AGE": "1d"}
     newer = {"SAFECACHE_TIERS": "/c", "SAFECACHE_LIMITS": "bytes=2k"}
     assert changed(older | newer) == {"lower": ("/c",), "max_bytes": 2000, "max_age": 86400}
+    assert changed({"SAFECACHE_MUST_HIT": "1", "SAFECACHE_STRICT": "misses=0"}) == {}
+
+
+def test_cache_is_shared_by_either_variable_whatever_the_other_says():
+    """A program that sets both, as the earlier two settings were, means what it meant."""
+    assert changed({"SAFECACHE_SHARED": "1", "SAFECACHE_TRUST": "private"}) == {"trust": "private", "shared": True}
+    assert changed({"SAFECACHE_SHARED": "0", "SAFECACHE_TRUST": "shared"}) == {"shared": True}
 
 
 @pytest.mark.parametrize(
@@ -166,7 +177,8 @@ def test_variable_of_now_counts_before_those_of_before():
     + [("TIERS", text) for text in (",", "/a,cache,cache", "/a.safecache,cache", "ftp://h")]
     + [("LIMITS", text) for text in ("10G", "bytes=", "bytes=1,bytes=2", "size=1", ",", "=1")]
     + [("WAIT", text) for text in ("5", "lock=x")]
-    + [("ISOLATE", text) for text in ("1,0", "perhaps", "1,timeout=0")],
+    + [("ISOLATE", text) for text in ("1,0", "perhaps", "1,timeout=0")]
+    + [("STRICT", text) for text in ("1,0", "misses", "misses=2", "hit=1")],
 )
 def test_bad_combination_names_variable_and_value(variable, text):
     with pytest.raises(ConfigError, match=re.escape(f"SAFECACHE_{variable}={text!r} is not allowed: use ")):
@@ -351,11 +363,9 @@ def test_guide_has_a_row_for_every_setting_with_its_default():
         "SAFECACHE_KEY_FILE": "unset",
         "SAFECACHE_KEYRING": "unset",
         "SAFECACHE_NAMESPACE": "default",
-        "SAFECACHE_SHARED": "0",
         "SAFECACHE_FSYNC": "auto",
         "SAFECACHE_TIERS": "unset",
         "SAFECACHE_LIMITS": "unset",
-        "SAFECACHE_MUST_HIT": "0",
         "SAFECACHE_WAIT": "lock=120,compile=300",
         "SAFECACHE_EXEC_DIR": "unset",
         "SAFECACHE_ISOLATE": "0",

@@ -52,7 +52,7 @@ def test_is_said_once_with_the_evidence_and_every_remedy(exposed, caplog):
         f"directory {exposed} ",
         f"{exposed} has mode 0777",
         f"chmod -R go-w {exposed}",
-        "SAFECACHE_SHARED=1",
+        "SAFECACHE_TRUST=shared",
     ):
         assert words in record.getMessage()
     assert events.counters() == {"exposed directory": 1}

@@ -57,4 +57,5 @@ def is_loading() -> bool:
 def _is_strict() -> bool:
     # For when the package, which knows better, cannot be asked.
     switch, strict = (os.environ.get(name, "").strip().lower() for name in ("SAFECACHE", "SAFECACHE_STRICT"))
-    return strict in ("1", "true", "yes", "on") and switch not in ("0", "false", "no", "off")
+    is_on = any(word.strip() in ("1", "true", "yes", "on") for word in strict.split(","))
+    return is_on and switch not in ("0", "false", "no", "off")
