@@ -13,7 +13,7 @@ from safecache.explain import explanations, key_records
 from safecache.explain.explanations import Explanation
 from safecache.explain.key_records import KeyRecord
 from safecache.history import run_summary
-from safecache.history.run_summary import Line, Shared
+from safecache.history.run_summary import LABELS, Line, Shared
 from safecache.places import layout
 from safecache.ports import Outcome
 from safecache.reporting.kinds import Kind, Reason
@@ -21,8 +21,6 @@ from safecache.settings import config, timestamps
 from safecache.tiers import levels
 
 __all__ = ["add", "causes", "run"]
-
-_LABELS = run_summary.labels()
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -78,7 +76,7 @@ def _of_cache(root: str, what: str, of_run: str | None, told: set[tuple[Kind, st
     for line in reversed(lines):
         if of_run not in (None, line.run) or not (what in line.name or line.key.startswith(what)):
             continue
-        kind, outcome, reason = _LABELS.get(line.label, (None, None, None))
+        kind, outcome, reason = LABELS.get(line.label, (None, None, None))
         if kind is not None and outcome is Outcome.MISS and reason is not None:
             told.add((kind, line.key))
             record = records.pop((kind, line.key), None)

@@ -24,11 +24,11 @@ __all__ = [
     "USUAL",
     "Row",
     "add",
+    "cells",
     "describe",
     "report",
     "run",
     "signer_name",
-    "state",
     "table",
 ]
 
@@ -151,13 +151,17 @@ def table(rows: Sequence[Row], found: Catalogue) -> list[Table]:
     """A table of the rows, with unambiguous beginnings of keys; none if there are none."""
     short = _shortened({item.group.name for item in found.items})
     now = time.time()
-    return [Table(_HEADINGS, (_cells(row, short[row.item.group.name], now) for row in rows))] if rows else []
+    return [Table(_HEADINGS, (cells(row, short[row.item.group.name], now) for row in rows))] if rows else []
 
 
-def _cells(row: Row, key: str, now: float) -> list[str]:
+def cells(row: Row, key: str, now: float) -> list[str]:
+    """The row of the table, with ``key`` in place of its key: name, key, kind, size, age, use, GPU, build, seal."""
     item, said = row
     ages = [write_age(max(0.0, now - stamp)) for stamp in (item.made, item.used)]
     versions = [f"{what} {version}" for what, version in (("torch", said.torch), ("triton", said.triton)) if version]
+    state = ", ".join(f"{count} {state}" for state, count in sorted(said.states.items())) or "-"
+    if len(said.states) == 1:
+        (state,) = said.states
     signers = " ".join(signer_name(signer) or signer[:8] for signer in said.signers)
     return [
         said.name or "-",
@@ -167,15 +171,8 @@ def _cells(row: Row, key: str, now: float) -> list[str]:
         *ages,
         said.gpu or "-",
         " ".join(versions) or "-",
-        f"{state(said)} {signers}".strip(),
+        f"{state} {signers}".strip(),
     ]
-
-
-def state(said: Description) -> str:
-    """Whether its files are sealed: one word if all are in the same state, otherwise the count for each state."""
-    if len(said.states) == 1:
-        return next(iter(said.states))
-    return ", ".join(f"{count} {state}" for state, count in sorted(said.states.items())) or "-"
 
 
 def _shortened(names: set[str]) -> dict[str, str]:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from safecache.cli.arguments import add_directories, add_json
@@ -14,13 +13,14 @@ from safecache.cli.view import Heading, Table, View
 from safecache.errors import SafecacheError
 from safecache.history import run_summary
 from safecache.history.lookups import Time, time_label
-from safecache.history.run_summary import ALL, LAST, Line, Process, Shared, Summary
+from safecache.history.run_summary import ALL, LABELS, LAST, OBSERVED, TIMES, Line, Process, Shared, Summary
 from safecache.places import layout
 from safecache.ports import Outcome
 from safecache.reporting import policy
-from safecache.reporting.kinds import LOOKED_UP, OF_FLIGHTS, OF_RECOMPILE_CHECK, OF_REMOTE, Count, Kind
+from safecache.reporting.kinds import LOOKED_UP, OF_FLIGHTS, OF_RECOMPILE_CHECK, OF_REMOTE, Count, Kind, Reason
 from safecache.settings import config, timestamps
 from safecache.settings.units import write_size
+from safecache.store import entry_files
 from safecache.tiers import levels
 
 __all__ = [
@@ -28,13 +28,13 @@ __all__ = [
     "MOST_SHARED",
     "add",
     "flights",
-    "places_of",
+    "lookups",
+    "recompiled",
     "remote",
     "run",
     "seconds",
 ]
 
-_LABELS = run_summary.labels()
 MOST_PROCESSES = 64
 MOST_SHARED = 20
 _MOST_OTHERS = 3
@@ -54,21 +54,24 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> View:
     """Sum up a run, or write the page. Raises SafecacheError if the run has no journal, and OSError."""
-    directories = places_of(arguments)
+    directories = _places(arguments)
     lines = [line for directory in directories for line in run_summary.read(directory)]
     summary = run_summary.summarise(lines, arguments.run)
     if summary is None:
         where = ", ".join(directories) or "any cache directory"
         raise SafecacheError(f"no journal of run {arguments.run} in {where}")
     if arguments.html:
-        page: View = importlib.import_module("safecache.cli.report").write(arguments.html, directories, arguments.run)
-        return page
+        from safecache.cli import report
+
+        path = os.path.abspath(arguments.html)
+        entry_files.replace(path, report.render(directories, lines, summary).encode())
+        return View(None, [f"report written to {path}"])
     shared = list(run_summary.find_shared(lines, summary.run).values())
     others = [] if summary.run == ALL else sorted({line.run for line in lines} - {summary.run})
     return View(_report(summary, shared) | {"other_runs": others}, _text(summary, shared, others))
 
 
-def places_of(arguments: argparse.Namespace) -> list[str]:
+def _places(arguments: argparse.Namespace) -> list[str]:
     """The caches whose journals are read: those that were named, or this environment's, and vLLM's below them.
 
     A process has one journal, beside what Inductor compiles: of Triton's own directory that is in another.
@@ -82,17 +85,21 @@ def places_of(arguments: argparse.Namespace) -> list[str]:
 
 
 def _report(summary: Summary, shared: list[Shared]) -> dict[str, Any]:
-    counts = {count.name.lower(): summary.flights[count.value] for count in OF_FLIGHTS}
+
+    def counted(those: Iterable[Count | Reason]) -> dict[str, int]:
+        return {each.name.lower(): summary.counts[each.value] for each in those}
+
+    times = {label: number for label, number in sorted(summary.counts.items()) if label in TIMES}
     return {
         "run": summary.run,
-        "processes": summary.processes,
-        "layers": {kind.word: _of(kind, summary.counts) for kind in LOOKED_UP},
-        "seconds": {label.replace(" ms ", " "): round(ms / 1000, 3) for label, ms in sorted(summary.times.items())},
-        "single_flight": {**counts, "compiles": [each.as_json() for each in shared]},
-        "recompile_check": {each.name.lower(): summary.recompiled[each.value] for each in OF_RECOMPILE_CHECK},
-        "would_be_refused": dict(sorted(summary.observed.items())),
+        "processes": len(summary.by_process),
+        "layers": {kind.word: lookups(kind, summary.counts) for kind in LOOKED_UP},
+        "seconds": {label.replace(" ms ", " "): round(ms / 1000, 3) for label, ms in times.items()},
+        "single_flight": {**counted(OF_FLIGHTS), "compiles": [each.as_json() for each in shared]},
+        "recompile_check": counted(OF_RECOMPILE_CHECK),
+        "would_be_refused": {label: n for label, n in sorted(summary.counts.items()) if label in OBSERVED},
         "observed": [{"file": line.key, "why": line.label, "detail": line.detail} for line in summary.passed],
-        "remote": {count.name.lower(): summary.remote[count.value] for count in OF_REMOTE},
+        "remote": counted(OF_REMOTE),
         "by_process": [each._asdict() for each in summary.by_process],
         "effect": dict(zip(("verified", "refused", "seconds_spared"), _effect(summary), strict=True)),
         "missed": [dict(line._asdict(), time=timestamps.write(line.time), counts=None) for line in summary.missed],
@@ -101,28 +108,29 @@ def _report(summary: Summary, shared: list[Shared]) -> dict[str, Any]:
 
 def _effect(summary: Summary) -> tuple[int, int, float]:
     """The hits, all of which were verified; the lookups that refused what was there, and missed; the seconds spared."""
-    ends = [(*_LABELS[what][1:], number) for what, number in summary.counts.items()]
+    ends = [(*LABELS[what][1:], number) for what, number in summary.counts.items() if what in LABELS]
     hits = sum(number for outcome, _, number in ends if outcome is Outcome.HIT)
     refused = sum(
         number
         for outcome, reason, number in ends
         if outcome is Outcome.MISS and reason is not None and policy.decide(reason, strict=False).warn
     )
-    return hits, refused, run_summary.seconds(summary.times, Time.SAVED)
+    return hits, refused, run_summary.seconds(summary.counts, Time.SAVED)
 
 
-def _of(kind: Kind, counts: Counter[str]) -> dict[str, Any]:
+def lookups(kind: Kind, counts: Counter[str]) -> dict[str, Any]:
     """The lookups in one cache: how many, by outcome, and by reason for what was no hit."""
-    rows = [(outcome, reason, n) for what, n in counts.items() for on, outcome, reason in [_LABELS[what]] if on is kind]
+    ends = [(LABELS[what], n) for what, n in counts.items() if what in LABELS]
+    rows = [(outcome, reason, n) for (on, outcome, reason), n in ends if on is kind]
     by_outcome = {outcome.value: sum(n for each, _, n in rows if each is outcome) for outcome in Outcome}
     reasons = {f"{outcome.value}: {reason.value}": n for outcome, reason, n in rows if reason is not None}
     return {"lookups": sum(by_outcome.values()), **by_outcome, "reasons": dict(sorted(reasons.items()))}
 
 
 def _text(summary: Summary, shared: list[Shared], others: list[str]) -> Iterator[str | Table]:
-    yield f"run {summary.run}, processes: {summary.processes}"
+    yield f"run {summary.run}, processes: {len(summary.by_process)}"
     outcomes = ["lookups", *(outcome.value for outcome in Outcome)]
-    rows = {kind.word: _of(kind, summary.counts) for kind in LOOKED_UP}
+    rows = {kind.word: lookups(kind, summary.counts) for kind in LOOKED_UP}
     yield Table(
         [Heading("cache"), *_numbers(*outcomes), Heading("reasons", folds=True)],
         [
@@ -149,8 +157,9 @@ def _text(summary: Summary, shared: list[Shared], others: list[str]) -> Iterator
         yield _missed([*summary.missed, *summary.passed])
     hits, refused, spared = _effect(summary)
     done = f"{hits} hits verified"
-    if summary.observed:
-        done = f"{hits} hits, {sum(summary.observed.values())} files used that SAFECACHE=1 refuses"
+    observed = sum(n for label, n in summary.counts.items() if label in OBSERVED)
+    if observed:
+        done = f"{hits} hits, {observed} files used that SAFECACHE=1 refuses"
     yield f"effect: {done}, {refused} lookups refused what was there, {spared:.1f} s of compiling spared"
     if others:
         shown = ", ".join(others[-_MOST_OTHERS:])
@@ -163,7 +172,7 @@ def _numbers(*names: str) -> Iterator[Heading]:
 
 def remote(summary: Summary) -> str:
     """What the remote tier gave and cost, in words; "" if there was none."""
-    count = {each: summary.remote[each.value] for each in OF_REMOTE}
+    count = {each: summary.counts[each.value] for each in OF_REMOTE}
     if not any(count.values()):
         return ""
     sent = f"{count[Count.REMOTE_SENT]} groups sent ({write_size(count[Count.REMOTE_GIVEN])})"
@@ -178,10 +187,10 @@ def remote(summary: Summary) -> str:
 
 def flights(summary: Summary, shared: list[Shared]) -> str:
     """What was compiled once for several processes, in words; "" if nothing was."""
-    left, vain = (summary.flights[each.value] for each in OF_FLIGHTS)
+    left, vain = (summary.counts[each.value] for each in OF_FLIGHTS)
     if not left and not vain:
         return ""
-    waited = sum(summary.times[time_label(kind, Time.WAITED)] for kind in LOOKED_UP) / 1000
+    waited = sum(summary.counts[time_label(kind, Time.WAITED)] for kind in LOOKED_UP) / 1000
     in_vain = f", and {vain} times in vain" if vain else ""
     compiling = sum(each.compiling for each in shared)
     spared = f" in place of {compiling:.1f} s of compiling" if shared else ""
@@ -190,13 +199,13 @@ def flights(summary: Summary, shared: list[Shared]) -> str:
 
 def recompiled(summary: Summary) -> str:
     """What the hits came to that were to be compiled again, in words; "" if none were."""
-    count = summary.recompiled
-    return ", ".join(f"{count[each.value]} {each.value}" for each in OF_RECOMPILE_CHECK) if any(count.values()) else ""
+    counts = [(summary.counts[each.value], each.value) for each in OF_RECOMPILE_CHECK]
+    return ", ".join(f"{number} {what}" for number, what in counts) if any(number for number, _ in counts) else ""
 
 
 def seconds(summary: Summary, which: Time) -> str:
     """How long, in words."""
-    return f"{run_summary.seconds(summary.times, which):.1f} s"
+    return f"{run_summary.seconds(summary.counts, which):.1f} s"
 
 
 def _by_process(processes: list[Process]) -> Table:

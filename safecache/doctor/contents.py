@@ -165,7 +165,6 @@ def _text(refused: Iterable[Refused]) -> str:
 
 
 _SHOWN_RUNS = 3
-_LABELS = run_summary.labels()
 
 
 class _Run(NamedTuple):
@@ -211,6 +210,6 @@ def _runs(root: str) -> list[_Run]:
     with suppress(OSError):  # another check reports that it cannot be read
         for line in run_summary.read(root):
             run = runs.setdefault(line.run, _Run(line.run, line.time, Counter()))
-            run.counts.update({label: number for label, number in line.counts.items() if label in _LABELS})
+            run.counts.update({label: number for label, number in line.counts.items() if label in run_summary.LABELS})
             run.counts.update([line.label] if line.label else [])
     return [run for run in runs.values() if run.counts]

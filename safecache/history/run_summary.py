@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import math
 import os
-import stat
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -20,13 +19,15 @@ from safecache.reporting.kinds import LOOKED_UP, OF_FLIGHTS, OF_RECOMPILE_CHECK,
 
 __all__ = [
     "ALL",
+    "LABELS",
     "LAST",
+    "OBSERVED",
+    "TIMES",
     "Line",
     "Process",
     "Shared",
     "Summary",
     "find_shared",
-    "labels",
     "read",
     "seconds",
     "summarise",
@@ -83,45 +84,32 @@ class Process(NamedTuple):
 
 
 class Summary(NamedTuple):
-    """``counts``: lookups by label(); ``times``: by time_label(), in ms; ``processes``: that have written.
+    """``counts``: all that processes have counted, by label(), time_label() in ms, observed_label() and Count.
 
-    ``by_process``: those, with the ones first that took longest.
-
-    ``missed``: the lines about what was no hit. ``remote``: what was counted of the remote tier, by OF_REMOTE.
-    ``flights``: of compiles that were left to others, by OF_FLIGHTS. ``recompiled``: of hits, by OF_RECOMPILE_CHECK.
-    ``observed``: what SAFECACHE=observe has let pass, by observed_label(), and ``passed``: the lines about it.
+    ``missed``: the lines about what was no hit; ``passed``: about what SAFECACHE=observe has let pass. ``by_process``:
+    the processes that have written, with the ones first that took longest.
     """
 
     run: str
-    processes: int
     counts: Counter[str]
-    times: Counter[str]
     missed: list[Line]
-    by_process: list[Process]
-    remote: Counter[str]
-    flights: Counter[str]
-    recompiled: Counter[str]
-    observed: Counter[str]
     passed: list[Line]
+    by_process: list[Process]
 
 
-def labels() -> dict[str, tuple[Kind, Outcome, Reason | None]]:
-    """Everything that lookups may be counted under, and what it stands for."""
-    ends: list[tuple[Outcome, Reason | None]] = [(Outcome.HIT, None)]
-    ends += [(outcome, reason) for outcome in (Outcome.MISS, Outcome.BYPASS) for reason in Reason]
-    return {label(kind, *end): (kind, *end) for kind in LOOKED_UP for end in ends}
-
-
-_LABELS = labels()
-_TIMES = time_labels()
-_REMOTE = frozenset(count.value for count in OF_REMOTE)
+# Everything that lookups may be counted under, and what it stands for.
+_ENDS: tuple[tuple[Outcome, Reason | None], ...] = (
+    (Outcome.HIT, None),
+    *((outcome, reason) for outcome in (Outcome.MISS, Outcome.BYPASS) for reason in Reason),
+)
+LABELS = {label(kind, *end): (kind, *end) for kind in LOOKED_UP for end in _ENDS}
+TIMES = time_labels()
 _LEFT = Count.LEFT_TO_OTHERS.value
 _TIMES_OF_WAITS = ("waited", "took")
-_FLIGHTS = frozenset(count.value for count in OF_FLIGHTS)
-_RECOMPILED = frozenset(each.value for each in OF_RECOMPILE_CHECK)
 _OBSERVED = {(kind.value, reason.value): observed_label(kind, reason) for kind in Kind for reason in Reason}
-_OBSERVED_LABELS = frozenset(_OBSERVED.values())
-_KNOWN = _LABELS.keys() | _TIMES | _REMOTE | _FLIGHTS | _RECOMPILED | _OBSERVED_LABELS
+OBSERVED = frozenset(_OBSERVED.values())
+_COUNTS = {count.value for count in (*OF_REMOTE, *OF_FLIGHTS, *OF_RECOMPILE_CHECK)}
+_KNOWN = LABELS.keys() | TIMES | OBSERVED | _COUNTS
 
 
 def read(root: str) -> list[Line]:
@@ -137,18 +125,13 @@ def read(root: str) -> list[Line]:
 
 def _lines(path: str) -> Iterator[Line]:
     try:
-        content = opening.read_regular(path, _check_regular, flags=os.O_NOFOLLOW, limit=2 * journal.LARGEST)
-    except OSError:
+        content = opening.read_regular(path, opening.check_regular, flags=os.O_NOFOLLOW, limit=2 * journal.LARGEST)
+    except (OSError, opening.UnusableEntry):
         return  # it has just gone, or is none that this process may read: the others are counted
     for text in content.splitlines():
         line = _parsed(text)
         if line is not None:
             yield line
-
-
-def _check_regular(status: os.stat_result) -> None:
-    if not stat.S_ISREG(status.st_mode):
-        raise OSError("not a regular file")
 
 
 def _parsed(text: bytes) -> Line | None:
@@ -183,7 +166,7 @@ def _label_of(values: Mapping[str, Any]) -> str | None:
     if "outcome" not in values:
         return ""
     what = f"{values.get('layer')} {values['outcome']}: {values.get('reason')}"
-    return what if what in _LABELS else None
+    return what if what in LABELS else None
 
 
 def _is_duration(value: object) -> bool:
@@ -198,17 +181,13 @@ def summarise(lines: Iterable[Line], run: str) -> Summary | None:
     chosen = [line for line in found if run in (ALL, line.run)]
     if not chosen:
         return None
-    counts = _counted(chosen)
-    missed = [line for line in chosen if line.label in _LABELS]
-    of_lookups = (_TIMES, _REMOTE, _FLIGHTS, _RECOMPILED, _OBSERVED_LABELS)
-    times, remote, flights, recompiled, observed = (_taken(counts, of) for of in of_lookups)
-    passed = [line for line in chosen if line.label in _OBSERVED_LABELS]
-    processes = _processes(chosen)
-    return Summary(run, len(processes), counts, times, missed, processes, remote, flights, recompiled, observed, passed)
-
-
-def _taken(counts: Counter[str], labels: Set[str]) -> Counter[str]:
-    return Counter({label: counts.pop(label) for label in labels & counts.keys()})
+    by_process: dict[tuple[str, int, str], list[Line]] = {}
+    for line in chosen:
+        by_process.setdefault((line.host, line.pid, line.run), []).append(line)
+    processes = sorted(map(_process, by_process.values()), key=lambda each: (-each.seconds, each.host, each.pid))
+    missed = [line for line in chosen if line.label in LABELS]
+    passed = [line for line in chosen if line.label in OBSERVED]
+    return Summary(run, _counted(chosen), missed, passed, processes)
 
 
 def _counted(lines: Iterable[Line]) -> Counter[str]:
@@ -219,17 +198,9 @@ def _counted(lines: Iterable[Line]) -> Counter[str]:
     return counts
 
 
-def _processes(lines: Iterable[Line]) -> list[Process]:
-    by_process: dict[tuple[str, int, str], list[Line]] = {}
-    for line in lines:
-        by_process.setdefault((line.host, line.pid, line.run), []).append(line)
-    found = [_process(each) for each in by_process.values()]
-    return sorted(found, key=lambda each: (-each.seconds, each.host, each.pid))
-
-
 def _process(lines: list[Line]) -> Process:
     counts, last = _counted(lines), lines[-1]
-    outcomes = [(_LABELS[what][1], number) for what, number in counts.items() if what in _LABELS]
+    outcomes = [(LABELS[what][1], number) for what, number in counts.items() if what in LABELS]
     return Process(
         last.host,
         last.pid,
@@ -242,9 +213,9 @@ def _process(lines: list[Line]) -> Process:
     )
 
 
-def seconds(times: Mapping[str, int], which: Time) -> float:
+def seconds(counts: Mapping[str, int], which: Time) -> float:
     """By the cache with the most, as AOTAutograd's times include those of its graphs."""
-    return max(times.get(time_label(kind, which), 0) for kind in LOOKED_UP) / 1000
+    return max(counts.get(time_label(kind, which), 0) for kind in LOOKED_UP) / 1000
 
 
 class Shared(NamedTuple):
@@ -293,7 +264,7 @@ def find_shared(lines: Iterable[Line], run: str = ALL) -> dict[tuple[str, float]
     waits: dict[tuple[str, float], list[Line]] = {}
     compiled: dict[tuple[str, float], Line] = {}
     for line in sorted(lines, key=attrgetter("time")):
-        if line.label in _LABELS:
+        if line.label in LABELS:
             missed[line.key] = line
         elif line.label and run in (ALL, line.run):
             miss = missed.get(line.key)
@@ -309,5 +280,5 @@ def _shared(waits: list[Line], miss: Line | None) -> Shared:
     took, waited = (max(each.took for each in waits), sum(each.waited for each in waits))
     if miss is None:
         return Shared("", waits[0].key, "", 0, "", len(waits), waited, took)
-    layer = _LABELS[miss.label][0].word
+    layer = LABELS[miss.label][0].word
     return Shared(layer, miss.key, miss.name, miss.pid, miss.host, len(waits), waited, took)

@@ -22,7 +22,7 @@ from safecache.explain import explanations, key_records
 from safecache.explain.key_records import Absence
 from safecache.history import run_summary
 from safecache.history.lookups import Time
-from safecache.history.run_summary import Line, Summary
+from safecache.history.run_summary import LABELS, Line, Summary
 from safecache.places import layout
 from safecache.places.refs import Ref
 from safecache.ports import Outcome
@@ -50,7 +50,6 @@ _TICK = 0.05
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _COUNTED = {kind: kind.plural for kind in Kind if kind.upkeep.is_warmed} | {Kind.NATIVE_CODE: "libraries"}
 _BUILT = (".so", ".o")
-_LABELS = run_summary.labels()
 _AGAIN = "it was compiled in the process before, and was not saved: that process's warnings say why"
 
 
@@ -204,11 +203,9 @@ def _one(
     caches = places(directories)
     new = {path: kind for (path, inode), kind in _contents(directories).items() if (path, inode) not in there}
     lines = [line for cache in caches for line in run_summary.read(cache)]
-    summary = run_summary.summarise(lines, name) or run_summary.Summary(
-        name, 0, Counter(), Counter(), [], [], Counter(), Counter(), Counter(), Counter(), []
-    )
+    summary = run_summary.summarise(lines, name) or Summary(name, Counter(), [], [], [])
     missed = [line for line in summary.missed if _is_miss(line.label)]
-    never = [line for line in summary.missed if _LABELS[line.label][2] is Reason.UPSTREAM_BYPASS]
+    never = [line for line in summary.missed if LABELS[line.label][2] is Reason.UPSTREAM_BYPASS]
     stated = [_missing(line, caches, before) for line in missed]
     process = _process(128 - status if status < 0 else status, took, new, summary, left)
     return process, [*stated, *_unlooked(new, process)], list(dict.fromkeys(map(_stated, never)))
@@ -216,16 +213,16 @@ def _one(
 
 def _process(status: int, took: float, new: dict[str, Kind], summary: Summary, left: int) -> Process:
     groups = Counter(_COUNTED[kind] for _, kind in {(_group_of(path), kind) for path, kind in new.items()})
-    looked = {label: n for label, n in summary.counts.items() if label in _LABELS}
+    looked = {label: n for label, n in summary.counts.items() if label in LABELS}
     return Process(
         status,
         round(took, 3),
         dict(sorted(groups.items())),
-        round(run_summary.seconds(summary.times, Time.SPENT), 3),
+        round(run_summary.seconds(summary.counts, Time.SPENT), 3),
         lookups=sum(looked.values()),
-        hits=sum(n for label, n in looked.items() if _LABELS[label][1] is Outcome.HIT),
+        hits=sum(n for label, n in looked.items() if LABELS[label][1] is Outcome.HIT),
         missed=sum(n for label, n in looked.items() if _is_miss(label)),
-        unsent=summary.remote[Count.REMOTE_UNSENT.value],
+        unsent=summary.counts[Count.REMOTE_UNSENT.value],
         left=left,
     )
 
@@ -238,7 +235,7 @@ def _group_of(path: str) -> str:
 
 def _is_miss(label: str) -> bool:
     """Whether something is compiled after it that a cache could have had."""
-    kind, outcome, reason = _LABELS[label]
+    kind, outcome, reason = LABELS[label]
     if outcome is Outcome.BYPASS:
         # Without AOTAutograd's cache, the FX graph cache is asked; what torch never caches is told by itself.
         return reason is not Reason.UPSTREAM_BYPASS and not (reason is Reason.DISABLED and kind is Kind.AOT_ENTRY)
@@ -246,7 +243,7 @@ def _is_miss(label: str) -> bool:
 
 
 def _stated(line: Line) -> Missing:
-    kind, outcome, reason = _LABELS[line.label]
+    kind, outcome, reason = LABELS[line.label]
     detail = f": {line.detail}" if line.detail else ""
     return Missing(kind.word, line.name, line.key, f"{outcome.value}, {reason.value if reason else ''}{detail}")
 
@@ -254,7 +251,7 @@ def _stated(line: Line) -> Missing:
 def _missing(line: Line, caches: Sequence[str], before: Sequence[Missing]) -> Missing:
     """With the differences from the nearest key, as `safecache explain` tells them."""
     found = _stated(line)
-    kind, _, reason = _LABELS[line.label]
+    kind, _, reason = LABELS[line.label]
     if reason is Reason.DISABLED:
         return found
     if any((each.layer, each.key) == (found.layer, line.key) for each in before if line.key):

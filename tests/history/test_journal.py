@@ -176,7 +176,7 @@ def test_process_that_only_hits_and_is_killed_has_written_that_soon_after(tmp_pa
             os.killpg(process.pid, signal.SIGKILL)
     assert process.returncode == -signal.SIGKILL and len(files(tmp_path)) == 2
     summary = run_summary.summarise(run_summary.read(str(tmp_path)), run_summary.LAST)
-    assert (summary.processes, summary.counts) == (2, {"aot hit": 3})
+    assert (len(summary.by_process), summary.counts) == (2, {"aot hit": 3})
 
 
 def test_hits_leave_room_for_what_misses_later(tmp_path, monkeypatch):

@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from safecache.cli import report, stats
+from safecache.cli import report
 from safecache.history import run_summary
 
 
@@ -198,4 +198,4 @@ def test_same_miss_is_shown_once_with_how_often(write, run, monkeypatch):
 
 
 def test_every_label_is_of_one_lookup(write):
-    assert len(stats._LABELS) == len(set(stats._LABELS.values()))
+    assert len(run_summary.LABELS) == len(set(run_summary.LABELS.values()))

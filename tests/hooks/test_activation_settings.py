@@ -10,7 +10,7 @@ import pytest
     [
         ("SAFECACHE", "maybe", "1/true/yes/on or 0/false/no/off"),
         ("SAFECACHE_STRICT", "2", "1/true/yes/on or 0/false/no/off"),
-        ("SAFECACHE_TRUST", "everybody", "signed or private"),
+        ("SAFECACHE_TRUST", "everybody", "signed, private or shared"),
         ("SAFECACHE_KEY_FILE", "here.key", "an absolute path"),
     ],
 )

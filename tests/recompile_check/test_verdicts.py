@@ -209,4 +209,5 @@ def test_run_tells_what_was_verified(cache, hit, monkeypatch):
     checks.report_uncompared("it", "somewhere")
     journal._end()
     summary = run_summary.summarise(run_summary.read(str(cache.root)), run_summary.LAST)
-    assert summary.recompiled == {"compiled alike again": 2, "compiled otherwise now": 1, "not compiled again": 1}
+    expected = {"compiled alike again": 2, "compiled otherwise now": 1, "not compiled again": 1}
+    assert summary.counts.items() >= expected.items()

@@ -76,6 +76,11 @@ def test_being_left_alone_is_counted(cache, settings):
     assert (found[Count.REMOTE_LEFT], found[Count.REMOTE_ASKED]) == (1, 1)
 
 
+def page(cache):
+    lines = run_summary.read(str(cache))
+    return report.render([str(cache)], lines, run_summary.summarise(lines, run_summary.LAST))
+
+
 def test_run_tells_of_all_its_processes(cache, tmp_path, run):
     size = shared(cache, tmp_path)
     journal._end()
@@ -84,14 +89,14 @@ def test_run_tells_of_all_its_processes(cache, tmp_path, run):
     assert said["remote_given"] == said["remote_received"] == size and said["remote_unsent"] == 0
     [line] = [line for line in run("stats", cache).lines if line.startswith("remote: ")]
     assert "1 groups fetched" in line and "1 not there" in line and "2 requests" in line and "left alone" not in line
-    assert "1 groups fetched" in report.render(report.gather([str(cache)], run_summary.LAST))
+    assert "1 groups fetched" in page(cache)
 
 
 def test_without_a_remote_nothing_is_said_of_it(cache, run):
     journal.count("fx hit", str(cache))
     journal._end()
     assert not any("remote" in line for line in run("stats", cache).lines)
-    assert "Remote cache" not in report.render(report.gather([str(cache)], run_summary.LAST))
+    assert "Remote cache" not in page(cache)
 
 
 def test_journal_takes_no_count_of_the_remote_that_is_none(cache):
@@ -103,7 +108,7 @@ def test_journal_takes_no_count_of_the_remote_that_is_none(cache):
         path.write_text(json.dumps(line | {"counts": counts}) + "\n")
         assert run_summary.read(str(cache)) == []
     path.write_text(json.dumps(line | {"counts": {"remote hit": 3}}) + "\n")
-    assert run_summary.summarise(run_summary.read(str(cache)), run_summary.LAST).remote == {"remote hit": 3}
+    assert run_summary.summarise(run_summary.read(str(cache)), run_summary.LAST).counts == {"remote hit": 3}
 
 
 def test_command_that_belongs_to_no_run_leaves_no_journal(cache, run, monkeypatch):
