@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from safecache.cli.arguments import DIRECTORY_HELP, find_caches
@@ -16,7 +16,7 @@ from safecache.settings import timestamps
 from safecache.trials import strikes
 from safecache.upkeep import quarantined
 
-__all__ = ["add", "run"]
+__all__ = ["add", "run", "view"]
 
 _SHOWN = 16
 
@@ -29,14 +29,15 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--in", dest="directories", action="append", metavar="DIR", help=DIRECTORY_HELP)
 
 
-def run(arguments: argparse.Namespace) -> View:
-    """Run one of these commands. Raises SafecacheError or OSError."""
-    roots = list[str]()
-    for directory in find_caches(arguments):
+def _roots(caches: Iterable[str]) -> Iterator[str]:
+    for directory in caches:
         os.scandir(directory).close()
-        roots += layout.triton_caches(directory)
-    if arguments.command == "ls":
-        return _list(roots)
+        yield from layout.triton_caches(directory)
+
+
+def run(arguments: argparse.Namespace) -> View:
+    """Forget what has crashed. Raises SafecacheError or OSError."""
+    roots = list(_roots(find_caches(arguments)))
     found = [(root, hash) for root in roots for hash in crashes.hashes(root) if hash.startswith(arguments.hash or "")]
     forgotten = sum(int(crashes.forget(root, hash)) for root, hash in found)
     if arguments.hash is None:
@@ -46,7 +47,9 @@ def run(arguments: argparse.Namespace) -> View:
     return View(None, [f"{forgotten} forgotten"])
 
 
-def _list(roots: list[str]) -> View:
+def view(caches: Iterable[str]) -> View:
+    """What has crashed in these caches. Raises OSError."""
+    roots = list(_roots(caches))
     found = [row for root in roots for row in _rows(root)]
     first_runs = list(quarantined.list_struck(roots))
     lines = []

@@ -1,24 +1,27 @@
-"""``safecache ls``: what lies in caches, a line for each kernel, graph or library."""
+"""``safecache ls``: what lies in caches, a line for each kernel, graph or library; or with ``--sum``, for each kind."""
 
 from __future__ import annotations
 
 import argparse
 import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from safecache.cli import crashes, du
-from safecache.cli.arguments import add_directories, add_json, add_remote, find_caches, number
+from safecache.cli import crashes
+from safecache.cli.arguments import add_directories, add_json, add_remote, find_caches, number, remote_of
 from safecache.cli.view import Heading, Table, View
+from safecache.errors import SafecacheError
 from safecache.files import parallel
+from safecache.remote.client import Client, Unavailable
 from safecache.reporting.kinds import Kind
-from safecache.settings import timestamps
+from safecache.settings import config, timestamps
 from safecache.settings.units import write_age, write_size
 from safecache.signing import keyring
 from safecache.store.groups import KINDS
-from safecache.upkeep import catalogue
+from safecache.upkeep import catalogue, inventory, remote_contents
 from safecache.upkeep.catalogue import Catalogue, Description, Item
+from safecache.upkeep.remote_contents import Held
 
 __all__ = [
     "USUAL",
@@ -70,9 +73,11 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> View:
     """List it. Raises SafecacheError, or OSError for a directory that cannot be read."""
     if arguments.crashed:
-        return crashes.run(arguments)
-    if arguments.sum or arguments.remote is not None:
-        return du.run(arguments)
+        return crashes.view(find_caches(arguments))
+    if arguments.remote is not None:
+        return _sum_remote(remote_of(arguments))
+    if arguments.sum:
+        return _sum_caches(find_caches(arguments))
     words = arguments.kind or USUAL
     kinds = set(KINDS.values()) if "all" in words else {KINDS[word] for word in words}
     found = catalogue.take(find_caches(arguments), kinds | {Kind.FX_ENTRY})
@@ -183,3 +188,72 @@ def _shortened(names: set[str]) -> dict[str, str]:
         needed = sum(1 for _ in alike) + 1
         lengths[one], lengths[other] = max(lengths[one], needed), max(lengths[other], needed)
     return {name: name[:length] for name, length in lengths.items()}
+
+
+def _sum_caches(directories: Iterable[str]) -> View:
+    reports = [_sum_cache(directory) for directory in directories]
+    text: list[str | Table] = []
+    for each in reports:
+        rows = [*each["kinds"].items(), *((name, each[name]) for name in ("other", "total"))]
+        text += [each["directory"], _sum_table(rows, ("groups", "files", "bytes", "oldest_use", "newest_use"))]
+    return View({"directories": reports}, text)
+
+
+def _sum_cache(directory: str) -> dict[str, Any]:
+    found = inventory.take(directory)
+    kinds: dict[str, dict[str, Any]] = {}
+    for kind in KINDS.values():
+        groups = [group for group in found.groups if group.kind is kind]
+        if groups:
+            used = [max(group.stamps) for group in groups]
+            kinds[kind.plural] = {
+                "groups": len(groups),
+                "files": sum(len(group.all_files) for group in groups),
+                "bytes": sum(group.size for group in groups),
+                "oldest_use": timestamps.write_stamp(min(used)),
+                "newest_use": timestamps.write_stamp(max(used)),
+            }
+    other = {"files": len(found.other), "bytes": sum(file.size for file in found.other)}
+    total = {what: sum(row[what] for row in [*kinds.values(), other]) for what in ("files", "bytes")}
+    return {"directory": directory, "kinds": kinds, "other": other, "total": total}
+
+
+def _sum_table(rows: Iterable[tuple[str, dict[str, Any]]], names: tuple[str, ...]) -> Table:
+    """A row for each kind, with these of its numbers, as far as it has them, and how long ago these moments are."""
+
+    def write(name: str, value: Any) -> str:
+        if value is None:
+            return ""
+        if isinstance(value, str):
+            return f"{write_age(max(0.0, time.time() - timestamps.parse(value)))} ago"
+        return write_size(value) if name == "bytes" else str(value)
+
+    headings = ("size" if name == "bytes" else name.replace("_", " ") for name in names)
+    cells = [[kind, *(write(name, row.get(name)) for name in names)] for kind, row in rows]
+    return Table([Heading("kind"), *(Heading(name, right=True) for name in headings)], cells)
+
+
+def _sum_remote(remote: Client) -> View:
+    try:
+        held = remote_contents.listed(remote)
+    except Unavailable:
+        raise SafecacheError(f"{remote.shown} cannot be listed") from None
+    by_kind = {kind.plural or kind.noun: [each for each in held if each.kind is kind] for kind in Kind}
+    by_kind["other"] = [each for each in held if each.kind is None]
+    kinds = {name: _sum_held(found) for name, found in by_kind.items() if found}
+    namespace, total = config.current().namespace, _sum_held(held)
+    # Redis does not tell when something was written.
+    table = _sum_table([*kinds.items(), ("total", total)], ("groups", "of_this_build", "bytes", "oldest", "newest"))
+    data = {"remote": remote.shown, "namespace": namespace, "kinds": kinds, "total": total}
+    return View(data, [f"{remote.shown}, namespace {namespace}", table])
+
+
+def _sum_held(held: list[Held]) -> dict[str, Any]:
+    written = [each.stored.modified for each in held if each.stored.modified is not None]
+    return {
+        "groups": len(held),
+        "of_this_build": sum(each.is_of_this_build for each in held),
+        "bytes": remote_contents.sizes(held),
+        "oldest": timestamps.write_stamp(min(written)) if written else None,
+        "newest": timestamps.write_stamp(max(written)) if written else None,
+    }

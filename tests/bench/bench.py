@@ -23,9 +23,9 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from safecache.cli import workload
+from safecache.cli import demo
 from safecache.cli.arguments import add_json, number
-from safecache.cli.workload import Cache
+from safecache.cli.demo import Cache
 from safecache.remote import extras
 from safecache.settings import children
 from safecache.settings import extras as installed
@@ -167,7 +167,7 @@ def _packed_starts(base: Path, device: str) -> Iterator[tuple[str, float]]:
 
 def _command(cache: Cache, *words: str) -> None:
     """Run a command of ours on its caches. Raises OSError if it fails."""
-    environment = workload.environment_with_safecache() | workload.places(cache.base)
+    environment = demo.environment_with_safecache() | demo.places(cache.base)
     command = [sys.executable, "-m", "safecache", *words]
     done = subprocess.run(command, **children.apart(environment), capture_output=True, text=True)
     if done.returncode:
@@ -207,7 +207,7 @@ def _of_second_host(times: dict[str, list[float]]) -> Iterator[Figure]:
 
 
 def _imports(pairs: int, step: Callable[[str], None]) -> Iterator[Figure]:
-    environment = workload.environment_with_safecache()
+    environment = demo.environment_with_safecache()
     for what, before in (("import safecache", ""), ("import safecache on top of torch", "import torch; ")):
         times: list[float] = []
         for _ in range(pairs if before else 2 * pairs):
@@ -221,7 +221,7 @@ def _imports(pairs: int, step: Callable[[str], None]) -> Iterator[Figure]:
 
 def _answer_of(script: str, base: Path) -> dict[str, dict[str, float]]:
     command = [sys.executable, str(_SCRIPTS / script)]
-    environment = workload.environment_with_safecache() | workload.places(base / script)
+    environment = demo.environment_with_safecache() | demo.places(base / script)
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     if done.returncode:
         raise OSError(f"{script} failed: {done.stderr[-2000:]}")
@@ -372,7 +372,7 @@ def _run(way: str, crashing: bool) -> dict[str, float]:
     """One run with a cold cache: wall and CPU seconds, and the number of jobs. Raises OSError if it fails."""
     script = _SCRIPTS / "compiles.py"
     with tempfile.TemporaryDirectory(prefix="safecache-bench-") as base:
-        environment = workload.environment_with_safecache() | workload.places(Path(base) / "caches")
+        environment = demo.environment_with_safecache() | demo.places(Path(base) / "caches")
         chosen = (_WAYS | _FEW)[way]
         environment |= chosen.settings
         command = [sys.executable, str(script), chosen.what, *(["crashing"] if crashing else [])]

@@ -86,7 +86,6 @@ NEW = re.compile(r"O_WRONLY|O_RDWR|O_CREAT|_CREATE|_NEW\b")
 ELSEWHERE = {
     "cli/demo.py": "a cache of its own",
     "cli/main.py": "/dev/null",
-    "cli/workload/__init__.py": "caches of its own",
     "tiers/directory_faults.py": "a cache's root itself",
     "history/journal.py": "a cache's root itself",
     "doctor/file_systems.py": "what it tries in a directory of its own, through that directory's descriptor",
