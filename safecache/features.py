@@ -38,7 +38,7 @@ def plug() -> None:
     from safecache import packs, ports
     from safecache.explain import torch_keys
     from safecache.flights import scopes
-    from safecache.history import lookups
+    from safecache.history import journal
     from safecache.isolation import asked
     from safecache.omitted import fingerprints, surroundings
     from safecache.ports import observe, plugs
@@ -47,14 +47,14 @@ def plug() -> None:
     from safecache.trials import first_runs
     from safecache.upkeep import limits
 
-    lookups.observe()
+    journal.observe()
     observe(ports.Admitted, first_runs.add_file)
     observe(ports.Compiling, fingerprints.note_compile)
     observe(ports.Compiling, torch_keys.note_compile)
     observe(ports.Published, limits.keep)
     observe(ports.Requested, tier.record_request)
     observe(ports.Served, surroundings.note_model)
-    plugs.stats = lookups.stats
+    plugs.stats = journal.stats
     plugs.why_missed = torch_keys.why_missed
     plugs.compile_seconds = torch_keys.compile_seconds
     plugs.key_part = fingerprints

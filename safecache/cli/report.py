@@ -14,7 +14,7 @@ from safecache.cli import explain, ls, stats
 from safecache.doctor.examination import examine
 from safecache.errors import printable
 from safecache.history import run_summary
-from safecache.history.lookups import Time
+from safecache.history.journal import Time
 from safecache.history.run_summary import LABELS, Line, Summary
 from safecache.reporting.kinds import LOOKED_UP
 from safecache.settings import timestamps

@@ -12,7 +12,7 @@ from safecache.cli.arguments import add_directories, add_json
 from safecache.cli.view import Heading, Table, View
 from safecache.errors import SafecacheError
 from safecache.history import run_summary
-from safecache.history.lookups import Time, time_label
+from safecache.history.journal import Time, time_label
 from safecache.history.run_summary import ALL, LABELS, LAST, OBSERVED, TIMES, Line, Process, Shared, Summary
 from safecache.places import layout
 from safecache.ports import Outcome

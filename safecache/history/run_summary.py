@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from safecache.files import opening
 from safecache.history import journal
-from safecache.history.lookups import Time, label, observed_label, time_label, time_labels
+from safecache.history.journal import Time, label, observed_label, time_label, time_labels
 from safecache.places import ours
 from safecache.ports import Outcome
 from safecache.reporting.kinds import LOOKED_UP, OF_FLIGHTS, OF_RECOMPILE_CHECK, OF_REMOTE, Count, Kind, Reason

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, Protocol
 from safecache.explain import explanations, key_records
 from safecache.explain.key_records import Absence
 from safecache.history import run_summary
-from safecache.history.lookups import Time
+from safecache.history.journal import Time
 from safecache.history.run_summary import LABELS, Line, Summary
 from safecache.places import layout
 from safecache.places.refs import Ref

@@ -12,7 +12,7 @@ from safecache.entries import loading, searches
 from safecache.errors import CacheReadError
 from safecache.explain import key_records
 from safecache.flights import leases, scopes
-from safecache.history import journal, lookups
+from safecache.history import journal
 from safecache.omitted import fingerprints
 from safecache.places import layout
 from safecache.places.refs import Ref
@@ -91,7 +91,7 @@ def test_lookup_ends(source, monkeypatch, caplog, place, error):
     with caplog.at_level(logging.WARNING, "safecache"):
         for _ in range(3):
             look_up(source)
-    assert sum(lookups.counts().values()) == 3
+    assert sum(journal.counts().values()) == 3
     lines = [line for line in caplog.messages if type(error).__name__ in line]
     assert len(lines) == 1, caplog.messages
 

@@ -20,7 +20,7 @@ from conftest import SOURCE, python
 from safecache import ports, session
 from safecache.code import lock_guards
 from safecache.entries import searches
-from safecache.history import journal, lookups, run_summary
+from safecache.history import journal, run_summary
 from safecache.places.refs import Ref
 from safecache.ports import Lookup, Outcome
 from safecache.reporting.kinds import Kind, Reason
@@ -118,18 +118,18 @@ def test_each_hit_is_written_once(tmp_path):
     journal._end()
     journal._end()
     assert [line["counts"] for line in lines(tmp_path)][2:] == [{"aot hit": 1}]
-    assert lookups.counts() == {"aot hit": 4, "fx miss: never seen": 2}
+    assert journal.counts() == {"aot hit": 4, "fx miss: never seen": 2}
 
 
 END = """
 import os, sys
 from safecache import ports
-from safecache.history import lookups
+from safecache.history import journal
 from safecache.ports import Lookup, Outcome
 from safecache.places.refs import Ref
 from safecache.reporting.kinds import Kind
 from safecache.reporting.kinds import Reason
-lookups.observe()
+journal.observe()
 def record(outcome, reason=None):
     ports.tell(Lookup(Ref(Kind.AOT_ENTRY, "akey", sys.argv[1]), "", outcome, reason, "", 0.0, ""))
 record(Outcome.HIT)
@@ -196,7 +196,7 @@ record(Outcome.MISS, Reason.EVICTED)
 record(Outcome.HIT)
 pid = os.fork()
 if not pid:
-    assert lookups.counts() == {{}}
+    assert journal.counts() == {{}}
     record(Outcome.MISS, Reason.EVICTED)
     sys.exit()
 os.waitpid(pid, 0)
@@ -237,7 +237,7 @@ def test_journal_that_cannot_be_written_is_of_no_consequence(tmp_path, fault, ca
     record(MISS, root)
     record(HIT, root)
     journal._end()
-    assert lookups.counts() == {"aot hit": 1, "fx miss: never seen": 1} and not caplog.records
+    assert journal.counts() == {"aot hit": 1, "fx miss: never seen": 1} and not caplog.records
 
 
 def test_directory_that_torch_would_make_is_made(tmp_path, monkeypatch):
