@@ -32,7 +32,6 @@ AOT_KEY, FX_KEY = re.compile(Kind.AOT_ENTRY.tiers.key), re.compile(Kind.FX_ENTRY
 _CODE_NAME = re.compile(r"(c[a-z2-7]{51})\..+")
 _LIBRARIES = (".so", ".o")
 _HASH = re.compile(r"[0-9a-f]{64}")
-_DRAFTED = {ours.CRASHES: Kind.CRASH_REPORT, ours.DIFFERENCES: Kind.DIFFERENCE}
 _TRITONS_TEMPORARY = re.compile(r"tmp\.(pid_\d+_)?[0-9a-f-]{36}")
 
 
@@ -52,8 +51,19 @@ def take(root: str) -> Inventory:
     found = list(_headers(root) if of_headers else _parts(root))
     groups = [part for part in found if isinstance(part, Group)]
     other = [part for part in found if isinstance(part, File)]
-    _give_locks(groups)
-    _give_records(groups, other, root)
+    # A lock belongs to the group that is built under it. One with a group is none by itself any more.
+    locks = {group.name: group for group in groups if group.kind is Kind.LOCK}
+    for group in groups:
+        if group.kind in (Kind.NATIVE_CODE, Kind.HEADER) and group.name in locks:
+            lock = locks.pop(group.name)
+            group.lock, lock.lock = lock.lock, None
+    # A record belongs to the group with the file that it is of. Its name is a hash of what that is called.
+    records = {(group.root, group.name): group for group in groups if group.kind is Kind.RECORD}
+    for group in groups:
+        if group.kind not in (Kind.RECORD, Kind.QUARANTINE):
+            group.records = list(_taken(records, {group.root, root}, group.files))
+    # Of something that we do not know, and leave alone.
+    other += list(_taken(records, {root for root, _ in records}, other))
     writing = {
         os.path.dirname(file.path)
         for group in groups
@@ -89,9 +99,15 @@ def _parts(root: str, *, nested: bool = False) -> Iterator[Group | File]:
 
 def _beside(root: str, item: Item) -> Iterator[Group | File]:
     if item.name == "locks":
-        yield from _locks(root, item.path)
+        for each in listed(item.path):
+            named = _CODE_NAME.fullmatch(each.name)
+            for file in below(each):
+                is_lock = named and each.name == f"{named[1]}.lock" and each.is_file
+                yield Group(Kind.LOCK, root, named[1], [], [], lock=file) if named and is_lock else file
     elif item.name == ours.FOLDER:
-        yield from _ours(root, item.path)
+        for each in listed(item.path):
+            parts = _OURS.get(each.name) if each.is_directory else None
+            yield from parts(root, each.path) if parts is not None else below(each)
     else:
         yield from below(item)
 
@@ -152,65 +168,35 @@ def _headers(directory: str, *, of_key: bool = False) -> Iterator[Group | File]:
     yield from _code(directory, directory, files, Kind.HEADER)
 
 
-def _locks(root: str, directory: str) -> Iterator[Group | File]:
-    for item in listed(directory):
-        named = _CODE_NAME.fullmatch(item.name)
-        for file in below(item):
-            if named and item.name == f"{named[1]}.lock" and item.is_file:
-                yield Group(Kind.LOCK, root, named[1], [], [], lock=file)
-            else:
-                yield file
-
-
-def _ours(root: str, directory: str) -> Iterator[Group | File]:
-    """Records, quarantine with its notes, crashes, differences, journals, and what a killed removal has left."""
-    for item in listed(directory):
-        if not item.is_directory:
-            yield from below(item)
-        elif item.name == ours.QUARANTINE:
-            yield from _quarantine(root, item.path)
-        elif item.name == ours.RECORDS:
-            yield from _named_by_hash(root, item.path, Kind.RECORD)
-        elif item.name in _DRAFTED:
-            yield from _drafted(root, item.path, _DRAFTED[item.name])
-        elif item.name == ours.KNOWN_BAD:
-            yield from _named_by_hash(root, item.path, Kind.KNOWN_BAD)
-        elif item.name == ours.JOURNAL:
-            yield from _journals(root, item.path)
-        elif item.name == ours.KEYS:
-            yield from _in_each(item, partial(_keys, root))
-        elif item.name in (ours.LEASES, ours.TRASH, ours.TRIALS):
-            yield from (_directory(Kind.TEMPORARY, root, each.path) for each in listed(item.path))
-        else:
-            yield from below(item)
-
-
-def _journals(root: str, directory: str) -> Iterator[Group | File]:
+def _files(root: str, directory: str, kind: Kind, is_one: Callable[[str], object]) -> Iterator[Group | File]:
+    """Each file of such a name is a group."""
     for file in below(directory):
         name = os.path.basename(file.path)
-        yield Group(Kind.JOURNAL, root, name, [file.path], [file]) if journal.is_one(name) else file
+        yield Group(kind, root, name, [file.path], [file]) if is_one(name) else _temporary_or_other(root, file)
 
 
-def _drafted(root: str, directory: str, kind: Kind) -> Iterator[Group | File]:
-    """Of directories that are written beside the others, under a name with a dot."""
+def _directories(root: str, directory: str, kind: Kind) -> Iterator[Group | File]:
+    """Each directory is a group: a draft of one is written beside the others, under a name with a dot."""
     for item in listed(directory):
         if item.is_directory:
-            is_draft = item.name.startswith(".")
-            yield _directory(Kind.TEMPORARY if is_draft else kind, root, item.path)
+            yield _directory(Kind.TEMPORARY if item.name.startswith(".") else kind, root, item.path)
         else:
             yield from below(item)
 
 
 def _keys(root: str, directory: str) -> Iterator[Group | File]:
-    """Of one kind: those of one name together."""
+    """Of each kind, those of one name together."""
     for item in listed(directory):
-        if item.is_directory:
-            yield _directory(Kind.KEY_RECORD, root, item.path)
-        else:
-            yield from below(item)
+        yield from _directories(root, item.path, Kind.KEY_RECORD) if item.is_directory else below(item)
+
+
+def _left(root: str, directory: str) -> Iterator[Group]:
+    """What a process that was killed may have left."""
+    return (_directory(Kind.TEMPORARY, root, item.path) for item in listed(directory))
 
 
 def _quarantine(root: str, directory: str) -> Iterator[Group]:
+    """Files, each with its note."""
     groups: dict[str, Group] = {}
     for item in listed(directory):
         name = item.name.removesuffix(".json")
@@ -220,49 +206,29 @@ def _quarantine(root: str, directory: str) -> Iterator[Group]:
     yield from groups.values()
 
 
-def _named_by_hash(root: str, directory: str, kind: Kind) -> Iterator[Group | File]:
-    for file in below(directory):
-        name = os.path.basename(file.path)
-        if _HASH.fullmatch(name):
-            yield Group(kind, root, name, [file.path], [file])
-        else:
-            yield _temporary_or_other(root, file)
+# By their names, what is in the directories of our own.
+_OURS: dict[str, Callable[[str, str], Iterator[Group | File]]] = {
+    ours.QUARANTINE: _quarantine,
+    ours.RECORDS: partial(_files, kind=Kind.RECORD, is_one=_HASH.fullmatch),
+    ours.KNOWN_BAD: partial(_files, kind=Kind.KNOWN_BAD, is_one=_HASH.fullmatch),
+    ours.JOURNAL: partial(_files, kind=Kind.JOURNAL, is_one=journal.is_one),
+    ours.CRASHES: partial(_directories, kind=Kind.CRASH_REPORT),
+    ours.DIFFERENCES: partial(_directories, kind=Kind.DIFFERENCE),
+    ours.KEYS: _keys,
+    **dict.fromkeys((ours.LEASES, ours.TRASH, ours.TRIALS), _left),
+}
 
 
-def _give_locks(groups: list[Group]) -> None:
-    """A lock belongs to the group that is built under it. One with a group is none by itself any more."""
-    locks = {group.name: group for group in groups if group.kind is Kind.LOCK}
-    for group in groups:
-        if group.kind in (Kind.NATIVE_CODE, Kind.HEADER) and group.name in locks:
-            lock = locks.pop(group.name)
-            group.lock, lock.lock = lock.lock, None
-
-
-def _give_records(groups: list[Group], other: list[File], top: str) -> None:
-    """A record belongs to the group with the file that it is of. Its name is a hash of what that is called."""
-    by_name = {(group.root, group.name): group for group in groups if group.kind is Kind.RECORD}
-    for group in groups:
-        if group.kind not in (Kind.RECORD, Kind.QUARANTINE):
-            group.records = list(_taken(by_name, {group.root, top}, group.files))
-    # Of something that we do not know, and leave alone.
-    other += list(_taken(by_name, {root for root, _ in by_name}, other))
-
-
-def _taken(by_name: dict[tuple[str, str], Group], roots: set[str], files: list[File]) -> Iterator[File]:
+def _taken(records: dict[tuple[str, str], Group], roots: set[str], files: list[File]) -> Iterator[File]:
     """Take the files of those records that are of these files. What is left of a record is empty."""
     for root in roots:
-        for name in _record_names((file.path for file in files), root):
-            record = by_name.pop((root, name), None)
-            if record is not None:
-                yield from record.files
-                record.paths, record.files = [], []
-
-
-def _record_names(paths: Iterable[str], root: str) -> Iterator[str]:
-    """Safecache 0.1.0 gave a library a record by its name alone, as other files that are no code have it still."""
-    for path in paths:
-        yield manifests.hashed_name(os.path.basename(path))
-        yield manifests.hashed_name(path.removeprefix(os.path.join(root, "")))
+        for path in (file.path for file in files):
+            # Safecache 0.1.0 gave a library a record by its name alone, as other files that are no code have it still.
+            for called in (os.path.basename(path), path.removeprefix(os.path.join(root, ""))):
+                record = records.pop((root, manifests.hashed_name(called)), None)
+                if record is not None:
+                    yield from record.files
+                    record.paths, record.files = [], []
 
 
 def bundles_in(directory: str) -> Iterator[Ref]:
