@@ -16,10 +16,19 @@ from safecache.doctor.finding import Finding
 from safecache.settings import config, timestamps
 from safecache.settings.settings import OBSERVE
 from safecache.signing import keyring, keys
-from safecache.signing.keyring import Keyring
 from safecache.signing.keys import Algorithm
 
-__all__ = ["check_keys", "check_remote_cache", "check_variables", "has_key"]
+__all__ = [
+    "check_combinations",
+    "check_expiry",
+    "check_key_place",
+    "check_keys",
+    "check_names",
+    "check_remote_cache",
+    "check_switches",
+    "check_variables",
+    "has_key",
+]
 
 _PREFIX = "SAFECACHE_"
 # Similarity, from 0 to 1, above which one name may be meant for another.
@@ -35,12 +44,9 @@ _DIRECTORIES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TMPDIR")
 
 
 def check_variables(environ: Mapping[str, str]) -> Iterator[Finding]:
-    """Findings from environment variables alone: invalid or unknown settings, disabled caches, relative directories."""
+    """Findings about invalid settings, and relative directories."""
     for variable, problem in config.problems(environ).items():
         yield finding.error("bad-setting", f"{problem}.", f"unset {variable}")
-    yield from _unknown(environ)
-    yield from _disabled(environ)
-    yield from _at_odds(environ)
     for variable in _DIRECTORIES:
         path = environ.get(variable, "")
         if path and not os.path.isabs(path):
@@ -49,7 +55,8 @@ def check_variables(environ: Mapping[str, str]) -> Iterator[Finding]:
             yield finding.warning("relative-directory", evidence, remedy)
 
 
-def _unknown(environ: Mapping[str, str]) -> Iterator[Finding]:
+def check_names(environ: Mapping[str, str]) -> Iterator[Finding]:
+    """Findings about variables that may be meant for settings."""
     for name in sorted(environ.keys() - set(config.VARIABLES)):
         is_ours = name.upper().startswith(_PREFIX)
         near = difflib.get_close_matches(name.upper(), config.VARIABLES, n=1, cutoff=_NEAR if is_ours else _VERY_NEAR)
@@ -59,7 +66,8 @@ def _unknown(environ: Mapping[str, str]) -> Iterator[Finding]:
             yield finding.warning("unknown-setting", f"{name} is no setting, and has no effect{meant}.", remedy)
 
 
-def _disabled(environ: Mapping[str, str]) -> Iterator[Finding]:
+def check_switches(environ: Mapping[str, str]) -> Iterator[Finding]:
+    """Findings about variables of torch, Triton and vLLM that turn a cache off."""
     off = [name for name in _OFF_IN_TORCH if environ.get(name, "") not in _FALSE_IN_TORCH]
     off += [name for name in _ON_IN_TORCH if environ.get(name) in _FALSE_IN_TORCH]
     off += [name for name in _OFF_ELSEWHERE if environ.get(name, "").lower() in _TRUE]
@@ -68,7 +76,7 @@ def _disabled(environ: Mapping[str, str]) -> Iterator[Finding]:
         yield finding.warning("cache-disabled", evidence, f"unset {name}")
 
 
-def _at_odds(environ: Mapping[str, str]) -> Iterator[Finding]:
+def check_combinations(environ: Mapping[str, str]) -> Iterator[Finding]:
     """Findings about settings that have no effect, or make another useless."""
     settings = config.current()
     given = [variable for variable in config.VARIABLES if variable != "SAFECACHE" and environ.get(variable)]
@@ -106,8 +114,8 @@ def has_key() -> bool:
     return settings.key_file is not None or bool(own and os.path.lexists(own))
 
 
-def check_keys(environ: Mapping[str, str]) -> Iterator[Finding]:
-    """Findings about keys that are missing, refused, about to expire, or stored inside a cache."""
+def check_keys(_: Mapping[str, str]) -> Iterator[Finding]:
+    """Findings about keys that are missing or refused."""
     if not has_key():
         yield from _none_yet()
         return
@@ -123,8 +131,6 @@ def check_keys(environ: Mapping[str, str]) -> Iterator[Finding]:
     for problem in ring.problems:
         if problem != ring.problem:
             yield finding.warning("key-refused", f"{problem}.", "safecache keys")
-    yield from _expiring(ring)
-    yield from _beside_cache(environ)
 
 
 def _none_yet() -> Iterator[Finding]:
@@ -143,7 +149,11 @@ def _none_yet() -> Iterator[Finding]:
     yield finding.info("no-key-yet", f"The first compile makes a key in {directory}.", "")
 
 
-def _expiring(ring: Keyring) -> Iterator[Finding]:
+def check_expiry(_: Mapping[str, str]) -> Iterator[Finding]:
+    """Findings about keys that are about to expire, and those that cannot be verified with."""
+    if not has_key():
+        return
+    ring = keyring.current(tell=False)
     for key in [key for _, key in sorted(ring.trusted.items())]:
         left = None if key.expires is None else key.expires - time.time()
         if left is not None and 0 < left < _SOON and key.revoked is None:
@@ -157,7 +167,8 @@ def _expiring(ring: Keyring) -> Iterator[Finding]:
         yield finding.error("no-cryptography", f"{problem}.", "pip install 'safecache[sign]'")
 
 
-def _beside_cache(environ: Mapping[str, str]) -> Iterator[Finding]:
+def check_key_place(environ: Mapping[str, str]) -> Iterator[Finding]:
+    """A finding about a key that is stored inside a cache."""
     path = config.current().key_file
     for place in directories.caches(environ):
         if path is not None and os.path.realpath(path).startswith(os.path.join(os.path.realpath(place.path), "")):
@@ -220,13 +231,21 @@ def _servers(environ: Mapping[str, str], for_torch: bool, for_triton: bool) -> I
 
 
 def _tried(server: _Server) -> Finding:
+    import redis
     from redis import exceptions
+    from redis.backoff import NoBackoff
+    from redis.retry import Retry
 
     # In redis-py a demand for a password is a kind of ConnectionError, as is a server that is still loading.
     of_access = (exceptions.AuthenticationError, exceptions.AuthorizationError)
     refused = (exceptions.ResponseError, exceptions.InvalidResponse, *of_access)
     try:
-        took = _ping(server)
+        once, limits = Retry(NoBackoff(), 0), {"socket_timeout": _TIMEOUT, "socket_connect_timeout": _TIMEOUT}
+        with redis.Redis.from_url(server.url, retry=once, **limits) as client:
+            client.ping()  # connects
+            began = time.monotonic()
+            client.ping()
+            took = time.monotonic() - began
     except exceptions.TimeoutError:
         evidence = f"Redis at {server} does not answer within {_TIMEOUT:g} s: each lookup waits for it."
         return finding.error("redis-hangs", evidence, _remedy(server))
@@ -238,22 +257,6 @@ def _tried(server: _Server) -> Finding:
         evidence = f"Redis at {server} takes {1000 * took:.0f} ms to answer, and is asked for each graph."
         return finding.warning("redis-slow", evidence, _remedy(server))
     return finding.ok("redis", f"Redis at {server} answers in {1000 * took:.0f} ms.")
-
-
-def _ping(server: _Server) -> float:
-    """How many seconds it takes to answer, once connected. Raises RedisError, OSError or ValueError."""
-    import redis
-    from redis.backoff import NoBackoff
-    from redis.retry import Retry
-
-    once = Retry(NoBackoff(), 0)
-    with redis.Redis.from_url(
-        server.url, socket_timeout=_TIMEOUT, socket_connect_timeout=_TIMEOUT, retry=once
-    ) as client:
-        client.ping()
-        began = time.monotonic()
-        client.ping()
-        return time.monotonic() - began
 
 
 def _remedy(server: _Server) -> str:

@@ -8,13 +8,15 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from safecache.doctor import configuration, finding
 from safecache.doctor.finding import Finding
 from safecache.files import folders, temporaries
 from safecache.history import run_summary
+from safecache.history.run_summary import LABELS, Line
 from safecache.places import layout
+from safecache.ports import Outcome
 from safecache.reporting.kinds import Kind, Reason
 from safecache.settings import config
 from safecache.settings.units import write_age, write_size
@@ -48,18 +50,14 @@ def check_contents(environ: Mapping[str, str]) -> Iterator[Finding]:
     """Findings about leftover, quarantined and refused files, in each cache directory that exists."""
     for root in [*levels.existing_caches(environ), *filter(os.path.isdir, config.current().layers)]:
         try:
-            yield from _within(root)
+            groups = inventory.take(root).groups
+            yield from _left_behind(root, groups)
+            yield from _quarantined(root, [group for group in groups if group.kind is Kind.QUARANTINE])
+            yield from _struck(root)
+            yield from _verified(root)
         except OSError as error:
             evidence = f"{error.filename or root} cannot be looked into: {error.strerror}."
             yield finding.info("not-looked-into", evidence)
-
-
-def _within(root: str) -> Iterator[Finding]:
-    groups = inventory.take(root).groups
-    yield from _left_behind(root, groups)
-    yield from _quarantined(root, [group for group in groups if group.kind is Kind.QUARANTINE])
-    yield from _struck(root)
-    yield from _verified(root)
 
 
 def _struck(root: str) -> Iterator[Finding]:
@@ -164,52 +162,35 @@ def _text(refused: Iterable[Refused]) -> str:
     return f"{len(refused)} would be refused: {shown}{'; …' if len(refused) > _SHOWN else ''}"
 
 
-_SHOWN_RUNS = 3
-
-
-class _Run(NamedTuple):
-    """``counts``: lookups by outcome, such as "fx miss: never seen"; ``began``: in seconds since the epoch."""
-
-    name: str
-    began: float
-    counts: Counter[str]
-
-    @property
-    def hits(self) -> int:
-        return sum(count for label, count in self.counts.items() if label.partition(":")[0].endswith(" hit"))
-
-
 def check_hits(environ: Mapping[str, str]) -> Iterator[Finding]:
     """A finding for each cache directory whose latest runs with lookups hit none of the entries that were there."""
     for root in levels.existing_caches(environ):
-        unserved = []
-        for run in sorted(_runs(root), key=lambda run: run.began, reverse=True):
-            if run.hits:
-                break
-            unserved.append(run)
-        older = (
-            sum(0 < folders.modified(entry.path) < unserved[0].began for entry in layout.walk(root)) if unserved else 0
-        )
-        if older:
-            yield _never_hit(root, unserved, older)
+        with suppress(OSError):  # another check reports that it cannot be read
+            yield from _never_hit(root, run_summary.read(root))
 
 
-def _never_hit(root: str, unserved: list[_Run], older: int) -> Finding:
-    counts = unserved[0].counts
-    why = ", ".join(f"{count} {label}" for label, count in counts.most_common(_SHOWN_RUNS))
-    evidence = f"The last run in {root} ({unserved[0].name}) looked up {sum(counts.values())} and hit nothing: {why}."
+def _never_hit(root: str, lines: list[Line]) -> Iterator[Finding]:
+    unserved: list[tuple[str, Counter[str]]] = []
+    began: dict[str, float] = {}
+    for line in lines:
+        began.setdefault(line.run, line.time)
+    for run in reversed(began):
+        summary = run_summary.summarise(lines, run)
+        counts = Counter({label: n for label, n in summary.counts.items() if label in LABELS} if summary else {})
+        if any(LABELS[label][1] is Outcome.HIT for label in counts):
+            break
+        unserved += [(run, counts)] if counts else []
+    if not unserved:
+        return
+    run, counts = unserved[0]
+    older = sum(0 < folders.modified(entry.path) < began[run] for entry in layout.walk(root))
+    if not older:
+        return
+    why = ", ".join(f"{count} {label}" for label, count in counts.most_common(_SHOWN))
+    evidence = f"The last run in {root} ({run}) looked up {sum(counts.values())} and hit nothing: {why}."
     evidence += f" {older} entries were there before it."
     remedy = "safecache stats --run last"
     if len(unserved) == 1:
-        return finding.info("never-hit", f"{evidence} A new model does that once.", remedy)
-    return finding.warning("never-hit", f"{evidence} Nor did any of the {len(unserved) - 1} before it.", remedy)
-
-
-def _runs(root: str) -> list[_Run]:
-    runs: dict[str, _Run] = {}
-    with suppress(OSError):  # another check reports that it cannot be read
-        for line in run_summary.read(root):
-            run = runs.setdefault(line.run, _Run(line.run, line.time, Counter()))
-            run.counts.update({label: number for label, number in line.counts.items() if label in run_summary.LABELS})
-            run.counts.update([line.label] if line.label else [])
-    return [run for run in runs.values() if run.counts]
+        yield finding.info("never-hit", f"{evidence} A new model does that once.", remedy)
+    else:
+        yield finding.warning("never-hit", f"{evidence} Nor did any of the {len(unserved) - 1} before it.", remedy)

@@ -31,7 +31,10 @@ __all__ = [
     "caches",
     "check_access",
     "check_execution",
+    "check_packages",
+    "check_sharing",
     "check_space",
+    "check_temporary_directory",
     "check_user",
     "elsewhere",
     "nearest",
@@ -126,13 +129,14 @@ _ON_PURPOSE = "  # or, if it is shared on purpose: export SAFECACHE_TRUST=shared
 
 def check_access(environ: Mapping[str, str]) -> Iterator[Finding]:
     """Findings about directories that this user cannot use, or whose permissions let others change them."""
-    yield from _temporary(environ)
     for place in of(environ):
         if place.variable != "XDG_CONFIG_HOME":  # check_keys() reports on that
             yield from _unusable(place)
         if place.is_cache and os.path.isdir(place.path):
             yield from _exposed(place)
-            yield from _linked(place)
+            real = os.path.realpath(place.path)
+            if real != place.path:
+                yield finding.info("symbolic-link", f"{place} leads to {real} by a symbolic link.")
     for layer in config.current().layers:
         if not os.path.isdir(layer) or not os.access(layer, os.R_OK | os.X_OK, effective_ids=True):
             evidence = f"SAFECACHE_TIERS names {layer}, which {_state(layer)}: nothing is found there."
@@ -140,8 +144,6 @@ def check_access(environ: Mapping[str, str]) -> Iterator[Finding]:
     for why in filter(None, map(_refused, config.current().packs)):
         evidence = f"SAFECACHE_TIERS names a pack of which nothing is used: {why}"
         yield finding.warning("pack-unusable", evidence, "Make it again with safecache copy, or leave it out.")
-    if config.current().shared:
-        yield from _shared(environ)
 
 
 def _refused(path: str) -> str:
@@ -157,7 +159,8 @@ def _refused(path: str) -> str:
     return ""
 
 
-def _temporary(environ: Mapping[str, str]) -> Iterator[Finding]:
+def check_temporary_directory(environ: Mapping[str, str]) -> Iterator[Finding]:
+    """Findings about a temporary directory that is missing, ignored or open to others."""
     remedy = elsewhere("TMPDIR")
     try:
         used = tempfile.gettempdir()
@@ -212,14 +215,10 @@ def _exposed(place: Place) -> Iterator[Finding]:
     yield finding.warning("exposed-directory", evidence, remedy)
 
 
-def _linked(place: Place) -> Iterator[Finding]:
-    real = os.path.realpath(place.path)
-    if real != place.path:
-        yield finding.info("symbolic-link", f"{place} leads to {real} by a symbolic link.")
-
-
-def _shared(environ: Mapping[str, str]) -> Iterator[Finding]:
+def check_sharing(environ: Mapping[str, str]) -> Iterator[Finding]:
     """Findings about caches that several users share on purpose."""
+    if not config.current().shared:
+        return
     for place in caches(environ):
         if not os.path.isdir(place.path) or place.variable == "SAFECACHE_TIERS":
             continue
@@ -231,16 +230,12 @@ def _shared(environ: Mapping[str, str]) -> Iterator[Finding]:
         if mode & stat.S_IWGRP and not mode & stat.S_ISGID:
             evidence = f"{place} is shared by a group, and not setgid: what users make there is not that group's."
             yield finding.warning("no-setgid", evidence, f"chmod -R g+s {quoted}")
-    umask = _umask()
+    # Not os.umask(), which sets it for all threads.
+    with open("/proc/self/status", encoding="utf-8", errors="replace") as file:
+        umask = next(int(line.split()[1], 8) for line in file if line.startswith("Umask:"))
     if umask & 0o020:
         evidence = f"The cache is shared, and with umask {umask:03o} other users cannot write to what this one makes."
         yield finding.warning("umask-of-one", evidence, "umask 002")
-
-
-def _umask() -> int:
-    # Not os.umask(), which sets it for all threads.
-    with open("/proc/self/status", encoding="utf-8", errors="replace") as file:
-        return next(int(line.split()[1], 8) for line in file if line.startswith("Umask:"))
 
 
 # A cold compile of a large model takes hundreds of MB and thousands of files; precompiled headers alone 300 MB.
@@ -300,10 +295,9 @@ def check_execution(environ: Mapping[str, str]) -> Iterator[Finding]:
             if mounts.forbids_execution(place.path):
                 evidence = f"{place} lies on {mounts.mount_of(place.path)}: no code can be loaded from there."
                 yield finding.error("noexec", evidence, elsewhere(place.variable))
-    yield from _packages()
 
 
-def _packages() -> Iterator[Finding]:
+def check_packages(_: Mapping[str, str]) -> Iterator[Finding]:
     """AOTInductor's packages are unpacked to the temporary directory, and loaded from there."""
     with suppress(FileNotFoundError):
         moves = provenance.torch_release() >= packages.PACKAGES_OBEY_TMPDIR_FROM

@@ -17,7 +17,7 @@ from safecache.files.mounts import Mount
 from safecache.settings import config
 from safecache.settings.units import write_size
 
-__all__ = ["check_behaviour", "check_file_systems"]
+__all__ = ["check_behaviour", "check_file_systems", "check_local_level"]
 
 _MEMORY = ("tmpfs", "ramfs")
 # NFS options (nfs(5)) with which a lock is granted on this host, whatever another one holds.
@@ -25,14 +25,13 @@ _LOCAL_LOCKS = frozenset({"nolock", "local_lock=all", "local_lock=flock"})
 
 
 def check_file_systems(environ: Mapping[str, str]) -> Iterator[Finding]:
-    """A finding for each mount of one of the directories, others about its options, and about the local level."""
+    """A finding for each mount of one of the directories, and others about its options."""
     found = directories.of(environ)
     for those in directories.by(mounts.mount_of, found):
         mount = mounts.mount_of(directories.nearest(those[0].path))
         if mount is not None:
             yield _of_mount(mount, those)
             yield from _of_options(mount, those)
-    yield from _of_local_level(environ)
 
 
 def _of_mount(mount: Mount, those: list[Place]) -> Finding:
@@ -83,7 +82,8 @@ def _of_options(mount: Mount, those: list[Place]) -> Iterator[Finding]:
         yield finding.warning("read-only-file-system", evidence, remedy)
 
 
-def _of_local_level(environ: Mapping[str, str]) -> Iterator[Finding]:
+def check_local_level(environ: Mapping[str, str]) -> Iterator[Finding]:
+    """Findings about a local level that saves nothing."""
     local = config.current().local
     if local is None:
         return

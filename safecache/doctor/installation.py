@@ -50,7 +50,8 @@ def check_versions(_: Mapping[str, str]) -> Iterator[Finding]:
     if not installed["torch"]:
         yield finding.error("no-torch", "torch is not installed where this Python looks.", "pip install torch")
     for name, (first, end) in _KNOWN.items():
-        release = _release(installed[name])
+        digits = re.match(r"(\d+)\.(\d+)", installed[name])
+        release = (int(digits[1]), int(digits[2])) if digits else (0, 0)
         if installed[name] and not first <= release < end:
             known = f"{first[0]}.{first[1]} to {end[0]}.{end[1] - 1}"
             evidence = f"{name} {installed[name]} is none of {known}, on which safecache {__version__} was tested: "
@@ -58,11 +59,6 @@ def check_versions(_: Mapping[str, str]) -> Iterator[Finding]:
             yield finding.warning(f"unknown-{name}", evidence, "pip install --upgrade safecache")
     said = ", ".join(f"{name} {installed[name] or 'none'}" for name in ("torch", "triton", "python"))
     yield finding.ok("versions", f"safecache {__version__}, {said}, {installed['machine']}.")
-
-
-def _release(version: str) -> tuple[int, int]:
-    digits = re.match(r"(\d+)\.(\d+)", version)
-    return (int(digits[1]), int(digits[2])) if digits else (0, 0)
 
 
 TIMEOUT = 180  # seconds; importing torch without bytecode, over a network, takes long
@@ -290,8 +286,8 @@ _TOOLS = {"ptxas": "TRITON_PTXAS_PATH", "ptxas-blackwell": "TRITON_PTXAS_BLACKWE
 
 def check_nvidia(environ: Mapping[str, str]) -> Iterator[Finding]:
     """Findings about a driver library that is missing or does not load, and a ptxas that does not run."""
-    folder = _triton()
-    if folder is None:
+    spec = PathFinder.find_spec("triton")  # which does not import it
+    if spec is None or not spec.submodule_search_locations:
         yield finding.info("no-triton", "Triton is not installed: nothing is compiled for GPUs.")
         return
     named = environ.get("TRITON_LIBCUDA_PATH") or None
@@ -300,13 +296,11 @@ def check_nvidia(environ: Mapping[str, str]) -> Iterator[Finding]:
     else:
         yield finding.info("no-nvidia-device", f"{_DEVICE} does not exist: there is no NVIDIA GPU here.")
     for tool, variable in _TOOLS.items():
-        yield from _tool(os.path.join(folder, "backends", "nvidia", "bin", tool), variable, environ.get(variable))
-
-
-def _triton() -> str | None:
-    """The directory of Triton, found without importing it; None if it is not installed."""
-    spec = PathFinder.find_spec("triton")
-    return None if spec is None or not spec.submodule_search_locations else spec.submodule_search_locations[0]
+        yield from _tool(
+            os.path.join(spec.submodule_search_locations[0], "backends", "nvidia", "bin", tool),
+            variable,
+            environ.get(variable),
+        )
 
 
 def _driver(environ: Mapping[str, str], named: str | None) -> Iterator[Finding]:
@@ -314,7 +308,12 @@ def _driver(environ: Mapping[str, str], named: str | None) -> Iterator[Finding]:
         evidence = f"Triton asks {_LDCONFIG} where {_LIBRARY} is, and there is none that can be run."
         yield finding.error("no-ldconfig", evidence, f"export TRITON_LIBCUDA_PATH=DIR  # with {_LIBRARY} in it")
         return
-    places = [named] if named else _listed() or environ.get("LD_LIBRARY_PATH", "").split(":")
+    places = [named] if named else []
+    if not named:
+        listing = subprocess.run([_LDCONFIG, "-p"], capture_output=True, timeout=_TIMEOUT).stdout
+        lines = listing.decode(errors="replace").splitlines()
+        listed = [os.path.dirname(line.split()[-1]) for line in lines if _LIBRARY in line]
+        places = listed or environ.get("LD_LIBRARY_PATH", "").split(":")
     found = [path for path in (os.path.join(place, _LIBRARY) for place in places if place) if os.path.exists(path)]
     if not found:
         where = f"in TRITON_LIBCUDA_PATH={named}" if named else "by ldconfig, nor in LD_LIBRARY_PATH"
@@ -326,11 +325,6 @@ def _driver(environ: Mapping[str, str], named: str | None) -> Iterator[Finding]:
         yield finding.ok("libcuda", f"{found[0]} can be loaded.")
     else:
         yield finding.error("broken-libcuda", f"{found[0]} cannot be loaded: {said}.", _INSTALL)
-
-
-def _listed() -> list[str]:
-    listing = subprocess.run([_LDCONFIG, "-p"], capture_output=True, timeout=_TIMEOUT).stdout.decode(errors="replace")
-    return [os.path.dirname(line.split()[-1]) for line in listing.splitlines() if _LIBRARY in line]
 
 
 def _tool(bundled: str, variable: str, named: str | None) -> Iterator[Finding]:
@@ -354,7 +348,10 @@ def check_bytecode(environ: Mapping[str, str]) -> Iterator[Finding]:
     if spec is None or spec.origin is None:
         return
     folder = os.path.dirname(spec.origin)
-    sources = [spec.origin, *_modules(os.path.dirname(folder))]
+    # Those that every compile imports: the modules that we patch.
+    names = sorted(name for name in units.list_modules(()) if name.startswith("torch."))
+    modules = [os.path.join(os.path.dirname(folder), *name.split(".")) + ".py" for name in names]
+    sources = [spec.origin, *filter(os.path.isfile, modules)]
     missing = [path for path in sources if not _is_kept(path)]
     why = _why_not_kept(environ, os.path.dirname(cache_from_source(spec.origin)))
     if missing and why:
@@ -364,13 +361,6 @@ def check_bytecode(environ: Mapping[str, str]) -> Iterator[Finding]:
         )
         remedy = f"env -u PYTHONDONTWRITEBYTECODE {shlex.join([sys.executable, '-m', 'compileall', '-q', folder])}"
         yield finding.warning("no-bytecode", evidence, remedy)
-
-
-def _modules(packages: str) -> list[str]:
-    """Sources below ``packages`` that every compile imports: those of the modules that we patch."""
-    names = sorted(name for name in units.list_modules(()) if name.startswith("torch."))
-    found = [os.path.join(packages, *name.split(".")) + ".py" for name in names]
-    return [path for path in found if os.path.isfile(path)]
 
 
 def _why_not_kept(environ: Mapping[str, str], directory: str) -> str | None:

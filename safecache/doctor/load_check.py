@@ -249,10 +249,6 @@ def _library_path() -> str:
 
 def _loader() -> str:
     """The dynamic loader of this process, among the files that it has mapped."""
-    return next(path for path in _mapped() if re.match(r"ld(64)?[-.]", os.path.basename(path)))
-
-
-def _mapped() -> list[str]:
     with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as file:
         paths = [line.split(maxsplit=5)[5].rstrip("\n") for line in file if line.count(" /")]
-    return list(dict.fromkeys(path for path in paths if os.path.isfile(path)))
+    return next(path for path in paths if re.match(r"ld(64)?[-.]", os.path.basename(path)) and os.path.isfile(path))

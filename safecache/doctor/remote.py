@@ -122,10 +122,7 @@ def _rights(store: Store, url: str, shown: str) -> Iterator[Finding]:
             evidence = f"The remote cache {shown} cannot be written: {said}."
             remedy = "export SAFECACHE_TIERS='…?read_only=1'  # if that is meant"
             yield finding.warning("remote-not-writable", evidence, remedy)
-    yield from _clock(shown, there, (before + time.time()) / 2)
-
-
-def _clock(shown: str, there: float | None, here: float) -> Iterator[Finding]:
+    here = (before + time.time()) / 2
     if there is not None and abs(there - here) > _SKEW:
         way = "ahead of" if there > here else "behind"
         evidence = f"The clock of the remote cache {shown} is {abs(there - here):.0f} s {way} the one here: keys "
@@ -162,16 +159,15 @@ def _keys(store: Store, url: str, shown: str) -> Iterator[Finding]:
 def _judged(store: Store) -> Iterator[Refusal | None]:
     """Of some bundles of this build, what is against using them; nothing is unpacked."""
     before = stores.prefix()
-    for stored in itertools.islice(_of_this_build(store, before), _BUNDLES):
-        content = store.read([stored]).get(stored)
+    names = (
+        name
+        for stored in itertools.islice(store.names(before), _NAMES)
+        if stored.size <= _SIZE
+        and (kind := parcels.kind_of(name := stored.name[len(before) :])) is not None
+        and parcels.is_of_this_build(name, kind)
+    )
+    for name in itertools.islice(names, _BUNDLES):
+        content = store.read([before + name]).get(before + name)
         if isinstance(content, bytes):
-            judged = trust.examine(content, Kind.PARCEL, stored[len(before) :], None)
+            judged = trust.examine(content, Kind.PARCEL, name, None)
             yield judged if isinstance(judged, Refusal) else None
-
-
-def _of_this_build(store: Store, before: str) -> Iterator[str]:
-    for stored in itertools.islice(store.names(before), _NAMES):
-        name = stored.name[len(before) :]
-        kind = parcels.kind_of(name)
-        if kind is not None and parcels.is_of_this_build(name, kind) and stored.size <= _SIZE:
-            yield stored.name

@@ -39,7 +39,8 @@ def told(tmp_path, monkeypatch):
         for name, value in settings.items():
             monkeypatch.setenv(name, value.format(tmp_path))
         monkeypatch.setattr(config, "_current", None)
-        return {each.code: each for each in file_systems.check_file_systems(config.child_environment())}
+        checks = (file_systems.check_file_systems, file_systems.check_local_level)
+        return {each.code: each for check in checks for each in check(config.child_environment())}
 
     return tell
 

@@ -106,7 +106,7 @@ def test_library_of_the_driver_that_loads(machine, triton):
 def test_gpu_without_the_library_of_its_driver(machine, triton, monkeypatch, tmp_path):
     """A container that was started without the driver's libraries."""
     monkeypatch.setattr(installation, "_DEVICE", str(tmp_path))
-    monkeypatch.setattr(installation, "_listed", list)
+    monkeypatch.setattr(installation, "_LDCONFIG", "/bin/true")  # which lists nothing
     (found,) = installation.check_nvidia({"LD_LIBRARY_PATH": str(tmp_path)})
     assert (found.code, found.severity) == ("no-libcuda", "error") and "ldconfig" in found.evidence
 
