@@ -8,30 +8,21 @@ from safecache.settings import units
 
 __all__ = [
     "DEFAULT_NAMESPACE",
+    "FSYNC_MODES",
     "ISOLATE",
     "LEAST_COMPILE_MEMORY",
-    "LONGEST_NAMESPACE",
-    "LONGEST_TIME",
     "OBSERVE",
     "PACK",
     "REDIS",
     "REMOTES",
     "SETTINGS",
+    "TRUST_MODES",
     "VALUES",
     "WORKERS",
     "Setting",
     "Value",
-    "compile_memory",
-    "compile_timeout",
-    "enabled",
     "is_pack",
-    "isolate",
-    "namespace",
-    "one_of",
-    "path",
-    "paths",
-    "seconds",
-    "share",
+    "names",
     "switch",
     "url",
     "without_password",
@@ -99,28 +90,16 @@ def paths(text: str) -> tuple[str, ...]:
     return tuple(path(each) for each in text.split(os.pathsep) if each)
 
 
-def seconds(text: str) -> float:
-    """Parse seconds, from 0 to LONGEST_TIME."""
-    seconds = float(text)
-    if not 0 <= seconds <= LONGEST_TIME:
-        raise ValueError(text)
-    return seconds
+def number(least: float, most: float) -> Callable[[str], float]:
+    """A parser for a number from ``least`` to ``most``."""
 
+    def parse(text: str) -> float:
+        number = float(text)
+        if not least <= number <= most:
+            raise ValueError(text)
+        return number
 
-def share(text: str) -> float:
-    """Parse a share, from 0 to 1."""
-    share = float(text)
-    if not 0 <= share <= 1:
-        raise ValueError(text)
-    return share
-
-
-def compile_timeout(text: str) -> float:
-    """Parse seconds, from 1 to LONGEST_TIME."""
-    seconds = float(text)
-    if not 1 <= seconds <= LONGEST_TIME:
-        raise ValueError(text)
-    return seconds
+    return parse
 
 
 def compile_memory(text: str) -> int:
@@ -131,14 +110,9 @@ def compile_memory(text: str) -> int:
     return size
 
 
-def isolate(text: str) -> bool | str:
-    """Parse a switch, or WORKERS."""
-    return WORKERS if text.strip().lower() == WORKERS else switch(text)
-
-
-def enabled(text: str) -> bool | str:
-    """Parse a switch, or OBSERVE."""
-    return OBSERVE if text.strip().lower() == OBSERVE else switch(text)
+def switch_or(word: str) -> Callable[[str], bool | str]:
+    """A parser for a switch, or for this word."""
+    return lambda text: word if text.strip().lower() == word else switch(text)
 
 
 def url(text: str) -> str:
@@ -204,14 +178,14 @@ class Setting:
 
 _SWITCH = (switch, "1/true/yes/on or 0/false/no/off")
 _PATH = (path, "an absolute path")
-_SECONDS = (seconds, f"seconds, 0 to {LONGEST_TIME:.0f}")
+_SECONDS = (number(0, LONGEST_TIME), f"seconds, 0 to {LONGEST_TIME:.0f}")
 _SIZE = (units.parse_size, units.SIZES)
 _AGE = (units.parse_age, units.AGES)
 
 VALUES = {
     value.name: value
     for value in (
-        Value("enabled", True, enabled, f"{_SWITCH[1]}, or {OBSERVE}"),
+        Value("enabled", True, switch_or(OBSERVE), f"{_SWITCH[1]}, or {OBSERVE}"),
         Value("strict", False, *_SWITCH),
         Value("disable", (), names, "names of units, with , between them"),
         Value("trust", "signed", one_of(TRUST_MODES), f"signed, private or {SHARED}"),
@@ -239,12 +213,12 @@ VALUES = {
         Value("single_flight_wait", 300, *_SECONDS, "SINGLE_FLIGHT_WAIT"),
         Value("trials", True, *_SWITCH, "TRIALS"),
         Value("exec_dir", None, *_PATH),
-        Value("isolate", False, isolate, f"{_SWITCH[1]}, or {WORKERS}"),
+        Value("isolate", False, switch_or(WORKERS), f"{_SWITCH[1]}, or {WORKERS}"),
         Value("prefetch", True, *_SWITCH, "PREFETCH"),
-        Value("compile_timeout", None, compile_timeout, f"seconds, 1 to {LONGEST_TIME:.0f}", "COMPILE_TIMEOUT"),
+        Value("compile_timeout", None, number(1, LONGEST_TIME), f"seconds, 1 to {LONGEST_TIME:.0f}", "COMPILE_TIMEOUT"),
         Value("compile_memory", None, compile_memory, f"at least 1 GB: {units.SIZES}", "COMPILE_MEMORY"),
         Value("assume_unchanged", (), names, "names separated by commas"),
-        Value("recompile_sample", 0.0, share, "a number from 0 to 1", "VERIFY"),
+        Value("recompile_sample", 0.0, number(0, 1), "a number from 0 to 1", "VERIFY"),
         Value("explain", False, *_SWITCH),
         Value("metrics", False, *_SWITCH),
     )
