@@ -146,31 +146,26 @@ def _parsed(text: bytes) -> Line | None:
     pid, counts, what = values.get("pid"), values.get("counts"), _label_of(values)
     if not isinstance(pid, int) or abs(pid) > _MOST or not isinstance(counts, dict) or what is None:
         return None
-    if not all(isinstance(text, str) for text in texts.values()) or not all(map(_is_count, counts.items())):
+    are_counts = all(
+        name in _KNOWN and isinstance(number, int) and 0 < number <= _MOST for name, number in counts.items()
+    )
+    if not are_counts or not all(isinstance(text, str) for text in texts.values()):
         return None
     moment = min(max(values["time"], 0.0), _LATEST)
     times = {name: values[name] for name in _TIMES_OF_WAITS if what == _LEFT}
     return Line(time=moment, pid=pid, label=what, counts=counts, **texts, **times)
 
 
-def _is_count(item: tuple[str, Any]) -> bool:
-    return item[0] in _KNOWN and isinstance(item[1], int) and 0 < item[1] <= _MOST
-
-
 def _label_of(values: Mapping[str, Any]) -> str | None:
     if "waited" in values:
-        is_whole = all(map(_is_duration, map(values.get, _TIMES_OF_WAITS)))
-        return _LEFT if is_whole else None
+        times = map(values.get, _TIMES_OF_WAITS)
+        return _LEFT if all(isinstance(time, float) and 0.0 <= time <= _LATEST for time in times) else None
     if "observed" in values:
         return _OBSERVED.get((str(values["observed"]), str(values.get("reason"))))
     if "outcome" not in values:
         return ""
     what = f"{values.get('layer')} {values['outcome']}: {values.get('reason')}"
     return what if what in LABELS else None
-
-
-def _is_duration(value: object) -> bool:
-    return isinstance(value, float) and 0.0 <= value <= _LATEST
 
 
 def summarise(lines: Iterable[Line], run: str) -> Summary | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import NamedTuple
 
@@ -43,9 +43,11 @@ def audit(locations: Iterable[Location], code: Iterable[CodeFile], tell: Callabl
 
     What is refused is in the order of the arguments. ``tell`` is called after each file.
     """
+    keyring.current()  # by one thread: the first use makes a key
     outcomes: Counter[str] = Counter()
     refused = []
-    for found in _each(locations, code):
+    files: list[Location | CodeFile] = [*locations, *code]
+    for found in parallel.map_in_threads(_judge, files):
         tell()
         outcomes[found.reason if isinstance(found, Refused) else found.value] += 1
         if isinstance(found, Refused):
@@ -53,30 +55,18 @@ def audit(locations: Iterable[Location], code: Iterable[CodeFile], tell: Callabl
     return Audit(dict(outcomes), refused)
 
 
-def _each(locations: Iterable[Location], code: Iterable[CodeFile]) -> Iterator[Count | Refused]:
-    keyring.current()  # by one thread: the first use makes a key
-    files = [(each.path, partial(_entry, each)) for each in locations]
-    return parallel.map_in_threads(_examine, files + [(each.path, partial(_code, each)) for each in code])
-
-
-def _examine(file: tuple[str, Callable[[], Count | Refusal]]) -> Count | Refused:
-    path, judge = file
+def _judge(file: Location | CodeFile) -> Count | Refused:
     try:
-        found = judge()
+        if isinstance(file, CodeFile):
+            found = gate.refusal_for_file(file) or Count.CODE_VERIFIED
+        else:
+            content = entry_files.read_entry(file.path, entry_files.max_entry_size(file.kind))
+            found = trust.examine(content, file.kind, file.cache_key, file.path)
     except opening.UnusableEntry as error:
-        return Refused(path, error.reason.value, error.detail)
+        return Refused(file.path, error.reason.value, error.detail)
     except OSError as error:
-        return Refused(path, Reason.UNREADABLE.value, error.strerror or str(error))
-    return Refused(path, found.reason.value, found.evidence) if isinstance(found, Refusal) else found
-
-
-def _entry(entry: Location) -> Count | Refusal:
-    content = entry_files.read_entry(entry.path, entry_files.max_entry_size(entry.kind))
-    return trust.examine(content, entry.kind, entry.cache_key, entry.path)
-
-
-def _code(file: CodeFile) -> Count | Refusal:
-    return gate.refusal_for_file(file) or Count.CODE_VERIFIED
+        return Refused(file.path, Reason.UNREADABLE.value, error.strerror or str(error))
+    return Refused(file.path, found.reason.value, found.evidence) if isinstance(found, Refusal) else found
 
 
 class Resealing(NamedTuple):

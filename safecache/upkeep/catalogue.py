@@ -61,28 +61,19 @@ class Signature(NamedTuple):
 
 def signatures_in(group: Group) -> list[Signature]:
     """Those of the group's files that carry a seal or should. None for what is gone, or bears none by its nature."""
-    return list(_signatures(group))
-
-
-def _signatures(group: Group) -> Iterator[Signature]:
     paths = [file.path for file in group.files if not os.path.basename(file.path).startswith(".")]
     if group.kind.proof.evidence is Evidence.SEAL:
-        yield from _each(paths, lambda path: _of_entry(path, group.kind, group.name))
-    elif group.kind.has_record:
-        kind = Kind.NATIVE_CODE if group.kind is Kind.HEADER else group.kind
-        yield from _each(_recorded(group.kind, paths), lambda path: _of_record(path, group.root, kind))
-
-
-def _recorded(kind: Kind, paths: list[str]) -> list[str]:
-    """Those of a group's files that say for all: a list of Triton's states what is in the others."""
-    if kind is Kind.KERNEL:
-        return [path for path in paths if _is_list_or_module(path)] or paths
-    return [path for path in paths if path.endswith(_BUILT)] or paths[:1]
-
-
-def _is_list_or_module(path: str) -> bool:
-    name = os.path.basename(path)
-    return name.startswith(LIST) or name.endswith(".so")
+        return list(_each(paths, lambda path: _of_entry(path, group.kind, group.name)))
+    if not group.kind.has_record:
+        return []
+    if group.kind is Kind.KERNEL:
+        # A list of Triton's states what is in the others.
+        names = {path: os.path.basename(path) for path in paths}
+        stating = [path for path in paths if names[path].startswith(LIST) or path.endswith(".so")] or paths
+    else:
+        stating = [path for path in paths if path.endswith(_BUILT)] or paths[:1]
+    kind = Kind.NATIVE_CODE if group.kind is Kind.HEADER else group.kind
+    return list(_each(stating, lambda path: _of_record(path, group.root, kind)))
 
 
 def _each(paths: Iterable[str], read: Callable[[str], Verdict | None]) -> Iterator[Signature]:
@@ -98,14 +89,14 @@ def _each(paths: Iterable[str], read: Callable[[str], Verdict | None]) -> Iterat
         except OSError:
             yield Signature(path, Reason.UNREADABLE.value)
             continue
-        yield Signature(path, COMPARED) if verdict is None else _signature(path, verdict)
-
-
-def _signature(path: str, verdict: Verdict) -> Signature:
-    signer = verdict.key_id.hex() if verdict.key_id else None
-    if verdict.reason is None:
-        return Signature(path, SEALED, signer, verdict.provenance or {})
-    return Signature(path, verdict.reason.value, signer)
+        if verdict is None:
+            yield Signature(path, COMPARED)
+            continue
+        signer = verdict.key_id.hex() if verdict.key_id else None
+        if verdict.reason is None:
+            yield Signature(path, SEALED, signer, verdict.provenance or {})
+        else:
+            yield Signature(path, verdict.reason.value, signer)
 
 
 def _of_entry(path: str, kind: Kind, cache_key: str) -> Verdict:

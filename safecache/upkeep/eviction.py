@@ -61,7 +61,10 @@ def locked(path: str | None) -> Iterator[bool]:
 
     Torch looks for a library and builds it under such a lock. Where there is none, nobody builds.
     """
-    descriptor = _open(path) if path is not None else None
+    try:
+        descriptor = folders.open_within(path, os.O_RDWR | os.O_NONBLOCK) if path is not None else None
+    except (FileNotFoundError, NotADirectoryError):
+        descriptor = None
     if descriptor is None:
         yield True
         return
@@ -69,13 +72,6 @@ def locked(path: str | None) -> Iterator[bool]:
         yield lock(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _open(path: str) -> int | None:
-    try:
-        return folders.open_within(path, os.O_RDWR | os.O_NONBLOCK)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
 
 
 def lock(descriptor: int) -> bool:
@@ -238,18 +234,16 @@ def _reap(inventory: Inventory, root: str, now: float) -> int:
         with suppress(OSError), folders.at(root, directory) as folder:  # gone, or another thing by now
             size += temporaries.reap(folder)
     for group in inventory.groups:
-        if group.kind is Kind.TEMPORARY and _is_left(group, now):
-            with suppress(OSError), folders.open_parent(root, group.paths[0]) as (folder, name):
+        if group.kind is not Kind.TEMPORARY:
+            continue
+        # Of directories: of a sweep that was killed, or of a Triton whose pid says nothing on another host.
+        [path] = group.paths
+        is_of_sweep = os.path.basename(os.path.dirname(path)) == ours.TRASH
+        if is_of_sweep or (os.path.isdir(path) and now - max(group.stamps) > _DAY):
+            with suppress(OSError), folders.open_parent(root, path) as (folder, name):
                 folder.remove(name)
             size += group.size
     return size
-
-
-def _is_left(group: Group, now: float) -> bool:
-    """Of directories: of a sweep that was killed, or of a Triton whose pid says nothing on another host."""
-    [path] = group.paths
-    of_sweep = os.path.basename(os.path.dirname(path)) == ours.TRASH
-    return of_sweep or (os.path.isdir(path) and now - max(group.stamps) > _DAY)
 
 
 class _Sweeper:

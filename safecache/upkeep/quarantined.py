@@ -54,12 +54,13 @@ class Place(NamedTuple):
 def listed(directories: Iterable[str]) -> list[Quarantined]:
     """All that safecache has moved away from these cache directories, in their order. Raises OSError."""
     found = [group for directory in directories for group in inventory.take(directory).groups]
-    return [_told(group) for group in found if _is_quarantined(group)]
-
-
-def _is_quarantined(group: Group) -> bool:
-    there = [path for path in group.paths if os.path.basename(path) == group.name]
-    return group.kind is Kind.QUARANTINE and bool(there) and quarantine.is_its_name(group.name)
+    return [
+        _told(group)
+        for group in found
+        if group.kind is Kind.QUARANTINE
+        and quarantine.is_its_name(group.name)
+        and group.name in map(os.path.basename, group.paths)
+    ]
 
 
 def _told(group: Group) -> Quarantined:

@@ -138,13 +138,12 @@ class Removal(NamedTuple):
 
 def listed(remote: Client) -> list[Held]:
     """All of it, as the engine lists it. Raises Unavailable."""
-    before = stores.prefix()
-    return [_held(stored, stored.name[len(before) :]) for stored in remote.names(before)]
-
-
-def _held(stored: Stored, name: str) -> Held:
-    kind = parcels.kind_of(name)
-    return Held(stored, kind, kind is not None and parcels.is_of_this_build(name, kind))
+    before, found = stores.prefix(), list[Held]()
+    for stored in remote.names(before):
+        name = stored.name[len(before) :]
+        kind = parcels.kind_of(name)
+        found.append(Held(stored, kind, kind is not None and parcels.is_of_this_build(name, kind)))
+    return found
 
 
 def sizes(held: Iterable[Held]) -> int:
@@ -171,15 +170,14 @@ def _written(held: Held) -> float:
 
 def remove(remote: Client, going: Iterable[Held]) -> Removal:
     """Have the remote forget them, several at once."""
+
+    def is_removed(held: Held) -> bool:
+        try:
+            remote.remove(held.stored.name)
+        except Unavailable:
+            return False
+        return True
+
     items = list(going)
-    done = list(parallel.map_in_threads(lambda held: _is_removed(remote, held), items, _THREADS))
-    pairs = list(zip(items, done, strict=True))
-    return Removal([held for held, is_done in pairs if is_done], [held for held, is_done in pairs if not is_done])
-
-
-def _is_removed(remote: Client, held: Held) -> bool:
-    try:
-        remote.remove(held.stored.name)
-    except Unavailable:
-        return False
-    return True
+    done = list(zip(items, parallel.map_in_threads(is_removed, items, _THREADS), strict=True))
+    return Removal([held for held, is_done in done if is_done], [held for held, is_done in done if not is_done])

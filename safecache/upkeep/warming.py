@@ -195,7 +195,8 @@ def _one(
         with _forwarding(signals) as tell:
             child = start()
             tell(child.pid)
-            status = _await(child)
+            while (status := child.poll()) is None:
+                time.sleep(_TICK)
             left = _await_session(child.pid)
     finally:
         config.set_child_environment(lent)
@@ -355,22 +356,14 @@ def _forwarding(signals: list[str]) -> Iterator[Callable[[int], None]]:
             signal.signal(number, handler)
 
 
-def _await(child: _Child) -> int:
-    while (status := child.poll()) is None:
-        time.sleep(_TICK)
-    return status
-
-
 def _await_session(leader: int) -> int:
     """Wait for what else is in the session of this leader, which has ended; how many processes still run then."""
     end = time.monotonic() + _PATIENCE
-    while (left := _in_session(leader)) and time.monotonic() < end:
+    while True:
+        left = sum(_session_of(pid) == leader for pid in os.listdir("/proc") if pid.isdecimal())
+        if not left or time.monotonic() >= end:
+            return left
         time.sleep(_TICK)
-    return left
-
-
-def _in_session(leader: int) -> int:
-    return sum(_session_of(pid) == leader for pid in os.listdir("/proc") if pid.isdecimal())
 
 
 def _session_of(pid: str) -> int:

@@ -25,13 +25,13 @@ def cache(tmp_path):
 def test_refused_files_are_told_in_the_order_of_the_directories(cache, run, monkeypatch):
     """Whoever is judged first."""
     paths = sorted(str(cache.aot(f"{number}", HOUR)) for number in range(12))
-    judge = audit._entry
+    judge = audit._judge
 
     def slow(location):
         time.sleep(0.05 * (location.path == paths[0]))
         return judge(location)
 
-    monkeypatch.setattr(audit, "_entry", slow)
+    monkeypatch.setattr(audit, "_judge", slow)
     report = json.loads(run("verify", cache.root, "--json").out)
     assert [each["path"] for each in report["refused"]] == paths
 
@@ -40,13 +40,13 @@ def test_several_files_are_read_at_once(cache, run, monkeypatch):
     for number in range(parallel.READERS):
         entry(cache, f"{number}")
     together = threading.Barrier(parallel.READERS, timeout=10)  # broken where they come one by one
-    judge = audit._entry
+    judge = audit._judge
 
     def wait(location):
         together.wait()
         return judge(location)
 
-    monkeypatch.setattr(audit, "_entry", wait)
+    monkeypatch.setattr(audit, "_judge", wait)
     assert run("verify", cache.root).code == 0
 
 
