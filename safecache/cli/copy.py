@@ -1,4 +1,4 @@
-"""``safecache copy SOURCE... DESTINATION``: between caches, packs, the remote and registries, whichever way."""
+"""``safecache copy SOURCE... DESTINATION``, between caches, packs, the remote and registries; and ``diff`` of two."""
 
 from __future__ import annotations
 
@@ -34,7 +34,12 @@ _MOST = "50G"
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    """Add its arguments."""
+    """Add the arguments of one of these commands."""
+    if parser.get_default("command") == "diff":
+        for name in ("A", "B"):
+            parser.add_argument(name, help=f"a cache directory, or a pack (NAME{PACK})")
+        add_json(parser)
+        return
     text = (
         f"a cache directory, a pack (NAME{PACK}), the URL of a remote cache, {_REGISTRY}REGISTRY/REPOSITORY:TAG, or "
         f"{_HERE!r}, the caches of this environment; the last is the destination, and alone it is that of {_HERE!r}"
@@ -84,7 +89,9 @@ def translate(command: str, words: Sequence[str]) -> list[str]:
 
 
 def run(arguments: argparse.Namespace) -> View:
-    """Copy; 1 if anything was refused or has failed. Raises SafecacheError or OSError."""
+    """Copy, or compare; 1 if anything was refused, has failed or differs. Raises SafecacheError or OSError."""
+    if arguments.command == "diff":
+        return _diff(arguments.A, arguments.B)
     *sources, to = arguments.places
     sources = [each for place in sources or [_HERE] for each in (_caches_here() if place == _HERE else [place])]
     if any(config.is_pack(place) or place.startswith(_REGISTRY) for place in arguments.places):
@@ -108,6 +115,19 @@ def run(arguments: argparse.Namespace) -> View:
         raise SafecacheError(f"{shown} cannot be used now") from None
     elsewhere = sum(place.elsewhere for place in found if isinstance(place, Remote))
     return _view(without_password(to), summary, elsewhere)
+
+
+def _diff(one: str, other: str) -> View:
+    """What differs between two packs or caches."""
+    require_zstandard()
+    lines, rows = [], []
+    for name, first, second, both in packing.compared(one, other):
+        rows.append({"name": name, "a": first, "b": second, "differ": both})
+        words = (("only in A", first), ("only in B", second), ("differ", both))
+        said = "; ".join(f"{word}: {', '.join(names)}" for word, names in words if names)
+        lines.append(f"{name}: {said}")
+    data = {"a": one, "b": other, "differences": rows}
+    return View(data, lines or [f"{one} and {other} hold the same."], EXIT_FINDINGS if rows else 0)
 
 
 def _caches_here() -> list[str]:

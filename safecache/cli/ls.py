@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from safecache.cli import crashes
+from safecache.cli import quarantine
 from safecache.cli.arguments import add_directories, add_json, add_remote, find_caches, number, remote_of
 from safecache.cli.view import Heading, Table, View
 from safecache.errors import SafecacheError
@@ -73,7 +73,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> View:
     """List it. Raises SafecacheError, or OSError for a directory that cannot be read."""
     if arguments.crashed:
-        return crashes.view(find_caches(arguments))
+        return quarantine.view_crashes(find_caches(arguments))
     if arguments.remote is not None:
         return _sum_remote(remote_of(arguments))
     if arguments.sum:

@@ -44,8 +44,8 @@ _GROUPS = {
         "gc": ("gc", "bring caches within their limits: the least recently used goes first"),
         "quarantine": ("quarantine", "list, show, restore or remove what is in quarantine"),
         "copy": ("copy", "have in a cache, a pack, the remote or a registry what others have and it lacks"),
-        "diff": ("diff", "tell what differs between two packs or caches"),
-        "forget": ("crashes", "have kernels compiled again that have crashed Triton's compiler"),
+        "diff": ("copy", "tell what differs between two packs or caches"),
+        "forget": ("quarantine", "have kernels compiled again that have crashed Triton's compiler"),
     },
 }
 _COMMANDS = {command: said for group in _GROUPS.values() for command, said in group.items()}

@@ -1,18 +1,29 @@
-"""``safecache quarantine``: what lies there, why, from where; put back where it verifies by now, or removed."""
+"""``safecache quarantine``: what lies there, why, from where; put back where it verifies by now, or removed.
+
+And ``ls --crashed`` and ``forget``: what crashes Triton's compiler, and what crashes when it is run.
+"""
 
 from __future__ import annotations
 
 import argparse
+import os
+from collections.abc import Iterable, Iterator
 from typing import Any
 
-from safecache.cli.arguments import add_places, find_caches
+from safecache.cli.arguments import DIRECTORY_HELP, add_places, find_caches
 from safecache.cli.view import Complaint, Heading, Table, View
 from safecache.errors import EntryRefusedError, SafecacheError
+from safecache.isolation import crashes, reports
+from safecache.places import layout
+from safecache.settings import timestamps
 from safecache.settings.units import write_size
+from safecache.trials import strikes
 from safecache.upkeep import quarantined
 from safecache.upkeep.quarantined import Quarantined
 
-__all__ = ["add", "run"]
+__all__ = ["add", "crash_rows", "run", "view_crashes"]
+
+_SHOWN = 16
 
 _HEADINGS = (
     Heading("item"),
@@ -27,7 +38,14 @@ _ITEM_HELP = "as `safecache quarantine` shows it, or the beginning of it that no
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    """Add its arguments."""
+    """Add the arguments of one of these commands."""
+    if parser.get_default("command") == "forget":
+        which = parser.add_mutually_exclusive_group(required=True)
+        text = "as `safecache ls --crashed` shows it, or more of it"
+        which.add_argument("hash", nargs="?", metavar="HASH", help=text)
+        which.add_argument("--all", action="store_true", help="all, and what crashed in its first run")
+        parser.add_argument("--in", dest="directories", action="append", metavar="DIR", help=DIRECTORY_HELP)
+        return
     add_places(parser)
     actions = parser.add_subparsers(dest="action", metavar="ACTION")
     add_places(actions.add_parser("list", help="what there is, from where and why; the default"), again=True)
@@ -43,7 +61,9 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> View:
-    """Run one of its actions; 1 if an item is missing or could not be removed. Raises SafecacheError or OSError."""
+    """Run one of these; 1 if an item is missing or could not be removed. Raises SafecacheError or OSError."""
+    if arguments.command == "forget":
+        return _forget(arguments)
     found = quarantined.listed(find_caches(arguments))
     if arguments.action in (None, "list"):
         rows = [(each.name, each.time, write_size(each.size), each.reason, each.origin) for each in found]
@@ -101,3 +121,63 @@ def _remove(items: list[Quarantined]) -> View:
     data = {"removed": [item.name for item in gone], "bytes": size, "left": [item.name for item in left]}
     complaints = [Complaint(f"left {item.path}: it cannot be removed") for item in left]
     return View(data, [f"{len(gone)} removed, {write_size(size)}", *complaints], int(bool(left)))
+
+
+def _forget(arguments: argparse.Namespace) -> View:
+    roots = list(_roots(find_caches(arguments)))
+    found = [(root, hash) for root in roots for hash in crashes.hashes(root) if hash.startswith(arguments.hash or "")]
+    forgotten = sum(int(crashes.forget(root, hash)) for root, hash in found)
+    if arguments.hash is None:
+        forgotten += sum(strikes.forget(root) for root in roots)
+    elif not forgotten:
+        raise SafecacheError(f"no kernel of the hash {arguments.hash} is skipped")
+    return View(None, [f"{forgotten} forgotten"])
+
+
+def _roots(caches: Iterable[str]) -> Iterator[str]:
+    for directory in caches:
+        os.scandir(directory).close()
+        yield from layout.triton_caches(directory)
+
+
+def view_crashes(caches: Iterable[str]) -> View:
+    """What has crashed in these caches. Raises OSError."""
+    roots = list(_roots(caches))
+    found = [row for root in roots for row in crash_rows(root)]
+    first_runs = list(quarantined.list_struck(roots))
+    lines = []
+    for row in found:
+        state = "skipped" if row["skipped"] else "compiled again"
+        lines.append(f"{row['hash'][:_SHOWN]} {row['time']} {row['kernel']} {row['stage']}: {row['ended']} ({state})")
+        lines += [f"  {row['report']}"] if row["report"] else []
+    for each in first_runs:
+        lines.append(f"{each.hash[:_SHOWN]} {timestamps.write(each.moment)} first run of {each.what} ({each.state})")
+    rows = [each._asdict() | {"moment": timestamps.write(each.moment), "state": each.state} for each in first_runs]
+    return View({"crashed": found, "first_runs": rows}, lines)
+
+
+def crash_rows(root: str) -> Iterator[dict[str, Any]]:
+    """What has crashed Triton's compiler, by its reports and by what is skipped for it."""
+    notes = dict(crashes.listed(root))
+    for path, summary in reports.listed(root).items():
+        note = notes.pop(str(summary.get("hash")), None)
+        ended = summary.get("ended")
+        yield {
+            "hash": str(summary.get("hash")),
+            "time": str(summary.get("time")),
+            "kernel": str(summary.get("kernel")),
+            "stage": str(summary.get("stage")),
+            "ended": str(ended.get("words")) if isinstance(ended, dict) else "",
+            "skipped": note is not None,
+            "report": path,
+        }
+    for hash, note in notes.items():
+        yield {
+            "hash": hash,
+            "time": timestamps.write(note.moment),
+            "kernel": note.kernel,
+            "stage": note.crash.stage,
+            "ended": note.crash.words,
+            "skipped": True,
+            "report": None,
+        }

@@ -23,7 +23,7 @@ from safecache.settings.units import write_size
 from safecache.signing import keyring
 from safecache.store.groups import KINDS, File, Group
 from safecache.upkeep import catalogue, quarantined
-from safecache.upkeep.audit import Audit, audit
+from safecache.upkeep.audit import audit
 from safecache.upkeep.catalogue import Catalogue, Item
 
 __all__ = ["add", "run"]
@@ -91,35 +91,27 @@ def _signer(key_id: str) -> dict[str, Any]:
 
 
 def _contents(group: Group) -> list[dict[str, Any]]:
-    """Its files, without records and lock, with what a load would say of those that it looks at."""
-    refused = {each.path: f"{each.evidence} [{each.reason}]" for each in _audit(group).refused}
-    judged = _judged(group)
+    """Its files, without records and lock, with what a load would say of those that have a seal or a record."""
+    paths = {file.path for file in group.files if not os.path.basename(file.path).startswith(".")}
+    if group.kind in ENTRIES:
+        found = audit([Location(path, group.kind, group.name) for path in paths], [])
+    elif group.kind is Kind.KERNEL:
+        found = audit([], [CodeFile(path, group.root, Kind.KERNEL) for path in paths])
+    else:
+        is_code = group.kind in (Kind.NATIVE_CODE, Kind.HEADER)
+        paths = {path for path in paths if is_code and path.endswith((".so", ".o", ".gch"))}
+        found = audit([], [CodeFile(path, group.root, Kind.NATIVE_CODE) for path in paths])
+    refused = {each.path: f"{each.evidence} [{each.reason}]" for each in found.refused}
     return [
         {
             "path": file.path,
             "bytes": file.size,
             "sha256": _digest(file),
-            "verified": file.path in judged and file.path not in refused,
+            "verified": file.path in paths and file.path not in refused,
             "refused": refused.get(file.path),
         }
         for file in group.files
     ]
-
-
-def _audit(group: Group) -> Audit:
-    if group.kind in ENTRIES:
-        return audit([Location(path, group.kind, group.name) for path in _judged(group)], [])
-    kind = Kind.KERNEL if group.kind is Kind.KERNEL else Kind.NATIVE_CODE
-    return audit([], [CodeFile(path, group.root, kind) for path in _judged(group)])
-
-
-def _judged(group: Group) -> set[str]:
-    """The paths of the files that have a seal or a record."""
-    paths = {file.path for file in group.files if not os.path.basename(file.path).startswith(".")}
-    if group.kind in (*ENTRIES, Kind.KERNEL):
-        return paths
-    is_code = group.kind in (Kind.NATIVE_CODE, Kind.HEADER)
-    return {path for path in paths if is_code and path.endswith((".so", ".o", ".gch"))}
 
 
 def _digest(file: File) -> str | None:

@@ -14,7 +14,7 @@ import zlib
 import pytest
 from helpers.key_cases import MAC
 
-from safecache.cli import crashes as crashes_command
+from safecache.cli.quarantine import crash_rows
 from safecache.code import build_keys, triton_place
 from safecache.errors import KeyringError
 from safecache.explain import explanations, key_records
@@ -135,7 +135,7 @@ def check_crash_note(document, key, tmp_path):
     note = crashes._read(str(tmp_path), "ab" * 32)
     if note is not None:
         note.holds(1.0, 1, time.time())
-        assert list(crashes_command._rows(str(tmp_path))) is not None
+        assert list(crash_rows(str(tmp_path))) is not None
 
 
 def check_crash_report(document, key, tmp_path):
@@ -143,7 +143,7 @@ def check_crash_report(document, key, tmp_path):
     os.makedirs(directory, exist_ok=True)
     with open(os.path.join(directory, "report.json"), "w") as file:
         json.dump(document, file)
-    assert all(isinstance(row["hash"], str) for row in crashes_command._rows(str(tmp_path)))
+    assert all(isinstance(row["hash"], str) for row in crash_rows(str(tmp_path)))
 
 
 def check_key_record(document, key, tmp_path):
