@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 
 from safecache._version import __version__
-from safecache.cli import EXIT_FINDINGS, EXIT_USAGE, UsageError
+from safecache.cli import EXIT_FINDINGS, EXIT_USAGE
 from safecache.errors import ConfigError, SafecacheError, printable
 from safecache.files import stamps
 from safecache.settings import config
@@ -118,6 +118,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_CONFIG
     except (SafecacheError, OSError) as error:
         print(printable(f"safecache {command}: {error}"), file=sys.stderr)
-        return EXIT_USAGE if isinstance(error, UsageError) else EXIT_FINDINGS
+        return getattr(error, "exit_code", EXIT_FINDINGS)
     except KeyboardInterrupt:
         return 130

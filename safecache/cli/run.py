@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from typing import NoReturn
 
-from safecache.cli import UsageError
+from safecache.cli import NotRunError, UsageError
 from safecache.settings import config
 
-__all__ = ["add", "become", "environment_for_children", "run"]
+__all__ = ["add", "environment_for_children", "run"]
 
 _BOOTSTRAP = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "bootstrap")
 
@@ -26,26 +25,18 @@ def environment_for_children() -> dict[str, str]:
     return environment
 
 
-def become(command: list[str]) -> NoReturn:
-    """Become ``command``. Exits 127 if it is not found and 126 if it cannot be run, as a shell does."""
-    try:
-        os.execvpe(command[0], command, environment_for_children())
-    except FileNotFoundError:
-        print(f"safecache run: {command[0]}: not found", file=sys.stderr)
-        sys.exit(127)
-    except OSError as error:
-        print(f"safecache run: {command[0]}: {error.strerror}", file=sys.stderr)
-        sys.exit(126)
-
-
 def add(parser: argparse.ArgumentParser) -> None:
     """Add its arguments."""
     parser.add_argument("argv", nargs=argparse.REMAINDER, metavar="-- CMD...", help="the command and its arguments")
 
 
 def run(arguments: argparse.Namespace) -> NoReturn:
-    """As become(). Raises UsageError if no command is given."""
+    """Become the command. Raises UsageError if none is given, and NotRunError."""
     command = arguments.argv[1:] if arguments.argv[:1] == ["--"] else arguments.argv
     if not command:
         raise UsageError("no command given: safecache run -- CMD...")
-    become(command)
+    environment = environment_for_children()
+    try:
+        os.execvpe(command[0], command, environment)
+    except OSError as error:
+        raise NotRunError(command[0], error) from None

@@ -9,7 +9,7 @@ import signal
 import sys
 from collections.abc import Iterator
 
-from safecache.cli import EXIT_FINDINGS, UsageError
+from safecache.cli import EXIT_FINDINGS, NotRunError, UsageError
 from safecache.cli.arguments import add_json, number
 from safecache.cli.run import environment_for_children
 from safecache.cli.view import Complaint, View
@@ -50,9 +50,7 @@ def run(arguments: argparse.Namespace) -> View:
     except OSError as error:
         if error.filename != words[0]:
             raise
-        # As a shell does.
-        code = 127 if isinstance(error, FileNotFoundError) else 126
-        return View(None, [Complaint(f"safecache warm: {words[0]}: {error.strerror}")], code)
+        raise NotRunError(words[0], error) from None
     if warmed.interrupted and not warmed.status:
         code = 128 + signal.Signals[warmed.interrupted]
     else:
