@@ -12,8 +12,8 @@ from safecache.errors import EntryRefusedError
 from safecache.files import folders, opening
 from safecache.files.folders import Folder
 from safecache.places import layout, ours, refs
-from safecache.places.layout import CodeFile
-from safecache.reporting.kinds import ENTRIES, Kind
+from safecache.places.layout import CodeFile, Location
+from safecache.reporting.kinds import Kind
 from safecache.reporting.report import Refusal
 from safecache.signing import trust
 from safecache.store import entry_files, manifests, quarantine
@@ -21,7 +21,7 @@ from safecache.store.groups import Group
 from safecache.trials import strikes
 from safecache.upkeep import inventory
 
-__all__ = ["Place", "Quarantined", "Struck", "list_struck", "listed", "objection", "place_of", "remove", "restore"]
+__all__ = ["Quarantined", "Struck", "list_struck", "listed", "objection", "remove", "restore"]
 
 _NO_HARD_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
@@ -41,14 +41,6 @@ class Quarantined(NamedTuple):
     def path(self) -> str:
         """Where it lies."""
         return ours.metadata_path(self.root, ours.QUARANTINE, self.name)
-
-
-class Place(NamedTuple):
-    """Where a file lay below the cache directory, and as what it is looked for there."""
-
-    parts: tuple[str, ...]
-    kind: Kind
-    cache_key: str = ""
 
 
 def listed(directories: Iterable[str]) -> list[Quarantined]:
@@ -73,44 +65,43 @@ def _told(group: Group) -> Quarantined:
     )
 
 
-def place_of(item: Quarantined) -> Place | None:
-    """Where it lay, if that is where something with a seal belongs."""
+def _find_place(item: Quarantined) -> Location | CodeFile | None:
+    """Where it lay below its cache, and as what it is looked for there; None if nothing with a seal belongs there."""
     entry = layout.locate(item.origin)
     if entry is not None:
-        parts = tuple(entry.path.split(os.sep)[-3 if entry.kind is Kind.AOT_ENTRY else -4 :])
-        return Place(parts, entry.kind, entry.cache_key)
+        parts = entry.path.split(os.sep)[-3 if entry.kind is Kind.AOT_ENTRY else -4 :]
+        return entry._replace(path=os.path.join(item.root, *parts))
     folder, name = os.path.split(item.origin)
     folder = os.path.basename(folder)
     if layout.TRITON_KEY.fullmatch(folder) and name:
-        return Place((folder, name), Kind.KERNEL)
+        return CodeFile(os.path.join(item.root, folder, name), item.root, Kind.KERNEL)
     if not name.endswith((".so", ".o", ".gch")):
         return None
     if folder == os.path.basename(item.root):  # a header's, which has a directory of its key's with its own records
-        return Place((name,), Kind.NATIVE_CODE)
-    return Place((folder, name), Kind.NATIVE_CODE) if layout.CODE_FOLDER.fullmatch(folder) else None
+        return CodeFile(os.path.join(item.root, name), item.root, Kind.NATIVE_CODE)
+    is_code = layout.CODE_FOLDER.fullmatch(folder)
+    return CodeFile(os.path.join(item.root, folder, name), item.root, Kind.NATIVE_CODE) if is_code else None
 
 
 def objection(item: Quarantined) -> str | None:
     """Why a load would refuse it again, were it put back; None if it would take it. Raises OSError."""
-    place = place_of(item)
+    with quarantine.opened(item.root) as directory:
+        return _objection(directory, item, _find_place(item))
+
+
+def _objection(directory: Folder, item: Quarantined, place: Location | CodeFile | None) -> str | None:
     if place is None:
         return "where it lay, as far as its note tells, nothing is kept that has a seal"
-    with quarantine.opened(item.root) as directory:
-        return _objection(directory, item, place)
-
-
-def _objection(directory: Folder, item: Quarantined, place: Place) -> str | None:
-    within, path = _within(directory, item), os.path.join(item.root, *place.parts)
+    within, most = _within(directory, item), entry_files.max_entry_size(place.kind)
     try:
         opening.check_regular(directory.status(item.name))
-        if place.kind in ENTRIES:
-            content = entry_files.read(within, entry_files.max_entry_size(place.kind))
-            found = trust.examine(content, place.kind, place.cache_key, path)
+        if isinstance(place, Location):
+            found = trust.examine(entry_files.read(within, most), place.kind, place.cache_key, place.path)
             return found.evidence if isinstance(found, Refusal) else None
-        digest = entry_files.digest(within, entry_files.max_entry_size(place.kind))
+        digest = entry_files.digest(within, most)
     except opening.UnusableEntry as error:
         return f"it is {error.detail}"
-    verdict, stated = manifests.read(CodeFile(path, item.root, place.kind))
+    verdict, stated = manifests.read(place)
     if verdict.reason in trust.UNATTESTED:
         return "there is no record of it that a trusted key has sealed"
     if verdict.reason is not None:
@@ -131,16 +122,16 @@ def restore(item: Quarantined) -> str:
     Raises EntryRefusedError for what a load would refuse again; FileExistsError where something lies there by now, and
     other OSErrors. In each case it stays where it is.
     """
-    place = place_of(item)
+    place = _find_place(item)
     with quarantine.opened(item.root) as directory:
-        reason = objection(item) if place is None else _objection(directory, item, place)
+        reason = _objection(directory, item, place)
         if place is None or reason is not None:
             raise EntryRefusedError(f"{item.name} is not restored, for it would be refused again: {reason}")
-        *way, name = place.parts
+        *way, name = place.path.removeprefix(os.path.join(item.root, "")).split(os.sep)
         with folders.open_subdirectory(item.root, way, make=True) as parent:
             _link(item.name, directory, name, parent)
         quarantine.remove(directory, item.name)
-    return os.path.join(item.root, *place.parts)
+    return place.path
 
 
 def _link(source: str, above: Folder, name: str, parent: Folder) -> None:
