@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import os
 import pickle
 import shutil
 import subprocess
@@ -19,12 +18,11 @@ from typing import Any, NamedTuple
 from safecache.cli import view
 from safecache.cli.arguments import add_json
 from safecache.cli.view import Heading, Table, View
-from safecache.settings import config
+from safecache.settings import children, config
 
 __all__ = ["ENTRY_FOLDERS", "Cache", "Outcome", "add", "environment_with_safecache", "places", "run"]
 
 _SCRIPT = Path(__file__).with_name("workload.py")
-_PACKAGE_PARENT = Path(__file__).parents[2]
 _LIMIT_SECONDS = 900
 ENTRY_FOLDERS = ("aotautograd", "fxgraph")
 
@@ -34,8 +32,7 @@ def environment_with_safecache() -> dict[str, str]:
     environment = config.child_environment()
     for variable in config.VARIABLES:
         environment.pop(variable, None)
-    entries = [environment.get("PYTHONPATH", ""), str(_PACKAGE_PARENT)]
-    return environment | {"PYTHONPATH": os.pathsep.join(filter(None, entries))}
+    return children.with_package(environment)
 
 
 def places(base: Path) -> dict[str, str]:

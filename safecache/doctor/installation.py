@@ -108,15 +108,9 @@ def _status(environment: dict[str, str], place: str) -> subprocess.CompletedProc
         if not name.startswith("SAFECACHE_") or name == "SAFECACHE_DISABLE"
     }
     environment |= {name: os.path.join(place, folder) for name, folder in own.items()}
-    package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    paths = [environment.get("PYTHONPATH", ""), package]
-    environment |= {
-        "SAFECACHE": "1",
-        "PYTHONDONTWRITEBYTECODE": "1",
-        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
-    }
+    environment |= {"SAFECACHE": "1", "PYTHONDONTWRITEBYTECODE": "1"}
     command = [sys.executable, "-m", "safecache", "status", "--json"]
-    options = children.apart(environment)
+    options = children.apart(children.with_package(environment))
     return subprocess.run(command, **options, capture_output=True, text=True, errors="replace", timeout=TIMEOUT)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-__all__ = ["apart"]
+__all__ = ["apart", "with_package"]
 
 # Variables that name a path, or several. A part that is empty stands for the working directory.
 _LISTS = re.compile(r"(PYTHON|LD_LIBRARY_|C_INCLUDE_|CPLUS_INCLUDE_|LIBRARY_)?PATH|CPATH")
@@ -30,9 +30,14 @@ def apart(environ: Mapping[str, str]) -> dict[str, Any]:
     environment = {name: _absolute(name, value) for name, value in environ.items()}
     with suppress(OSError):  # a working directory that was removed
         if _CHECKOUT in map(os.path.abspath, sys.path[:1]):
-            paths = (environment.get("PYTHONPATH"), _CHECKOUT)
-            environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+            environment = with_package(environment)
     return {"cwd": "/", "env": environment | {"PYTHONSAFEPATH": "1"}}
+
+
+def with_package(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return ``environ`` where a child can import this package, after what else is on PYTHONPATH."""
+    paths = (environ.get("PYTHONPATH"), _CHECKOUT)
+    return {**environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
 
 
 def _absolute(name: str, value: str) -> str:

@@ -5,7 +5,6 @@ Not by a thread: it would take turns with the launches of kernels. And never on 
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import threading
@@ -64,10 +63,7 @@ def _claim(top: str) -> bool:
 
 
 def _start(command: list[str]) -> None:
-    package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    environment = config.child_environment()
-    paths = [package, environment.get("PYTHONPATH", "")]
-    environment |= {"SAFECACHE": "0", "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    environment = children.with_package(config.child_environment()) | {"SAFECACHE": "0"}
     # A session of its own: what ends the job need not end this, which may be killed at any time.
     nothing = subprocess.DEVNULL
     process = subprocess.Popen(
