@@ -188,10 +188,13 @@ def start() -> None:
     # An inherited directory may be on another node: Ray copies variables.
     if not os.path.isdir(config.metrics_directory()):
         try:
-            _make_directory()
+            directory = tempfile.mkdtemp(prefix="safecache-metrics-")
         except OSError as error:
             _give_up(error)
             return
+        config.set_metrics_directory(directory)
+        _program.maker = os.getpid()
+        call_at_exit(functools.partial(_remove, directory, _program.maker))
     _program.is_on = True
     ports.observe(Counted, _observe)
     call_at_exit(_end)
@@ -204,13 +207,6 @@ def show() -> None:
             register()
     except Exception as error:
         _give_up(error)
-
-
-def _make_directory() -> None:
-    directory = tempfile.mkdtemp(prefix="safecache-metrics-")
-    config.set_metrics_directory(directory)
-    _program.maker = os.getpid()
-    call_at_exit(functools.partial(_remove, directory, _program.maker))
 
 
 def _give_up(error: Exception) -> None:

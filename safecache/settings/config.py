@@ -47,7 +47,7 @@ __all__ = [
 # Not imported from typing, which would take half the time of `import safecache`.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
+    from collections.abc import Collection, Mapping
     from typing import Any
 
     from safecache.settings.settings import Setting, Value
@@ -181,17 +181,15 @@ def _config_home(environ: Mapping[str, str]) -> str | None:
     xdg = environ.get("XDG_CONFIG_HOME", "")
     if xdg and os.path.isabs(xdg):
         return xdg
-    home = environ.get("HOME", "") or _home_by_uid()
+    home = environ.get("HOME", "")
+    if not home:
+        import pwd
+
+        try:
+            home = pwd.getpwuid(os.getuid()).pw_dir
+        except KeyError:
+            return None  # a uid without a passwd entry, as OpenShift and `docker --user` give
     return os.path.join(home, ".config") if os.path.isabs(home) else None
-
-
-def _home_by_uid() -> str:
-    import pwd
-
-    try:
-        return pwd.getpwuid(os.getuid()).pw_dir
-    except KeyError:
-        return ""  # a uid without a passwd entry, as OpenShift and `docker --user` give
 
 
 _current: Config | None = None
@@ -279,18 +277,12 @@ def within_cache(path: str) -> tuple[str, str]:
 
     Known are Inductor's, the original of a redirected one, Triton's, and those of name_cache(), but no layers.
     """
-    for top in _caches():
+    originals = (redirected() or ())[1:]
+    for top in (cache_directory(), *originals, os.environ.get(_TRITON_DIRECTORY), *_named):
         top = top and top.rstrip(os.sep)
         if top and f"{path}/".startswith(f"{top}/"):
             return top, path[len(top) :].strip(os.sep)
     return path, ""
-
-
-def _caches() -> Iterator[str | None]:
-    yield cache_directory()
-    yield from (redirected() or ())[1:]
-    yield os.environ.get(_TRITON_DIRECTORY)
-    yield from _named
 
 
 _named: dict[str, None] = {}
