@@ -23,8 +23,9 @@ from safecache.upkeep.quarantined import Quarantined
 
 __all__ = ["add", "crash_rows", "run", "view_crashes"]
 
+_ITEM_HELP = "as `safecache quarantine` shows it, or the beginning of it that no other has"
+# Letters of a hash.
 _SHOWN = 16
-
 _HEADINGS = (
     Heading("item"),
     Heading("time"),
@@ -32,9 +33,6 @@ _HEADINGS = (
     Heading("reason", folds=True),
     Heading("from", folds=True),
 )
-
-
-_ITEM_HELP = "as `safecache quarantine` shows it, or the beginning of it that no other has"
 
 
 def add(parser: argparse.ArgumentParser) -> None:

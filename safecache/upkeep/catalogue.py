@@ -134,14 +134,13 @@ _KEY = re.compile(rb"\x8c\x34([cf][a-z2-7]{51})")
 
 def kernels(paths: Iterable[str]) -> tuple[str, ...]:
     """Those that these files name, in the order of their first mention. None of what cannot be read, or is no file."""
-    return tuple(dict.fromkeys(name.decode() for path in paths for name in _names(_read(path))))
-
-
-def _names(content: bytes) -> Iterator[bytes]:
-    for found in _FUSED.finditer(content):
-        before = _BEFORE.search(content, max(0, found.start() - _LONGEST_BEFORE), found.start())
-        if before is not None:
-            yield before[0] + found[0]
+    names: dict[str, None] = {}
+    for content in map(_read, paths):
+        for found in _FUSED.finditer(content):
+            before = _BEFORE.search(content, max(0, found.start() - _LONGEST_BEFORE), found.start())
+            if before is not None:
+                names[(before[0] + found[0]).decode()] = None
+    return tuple(names)
 
 
 def keys(paths: Iterable[str]) -> tuple[str, ...]:

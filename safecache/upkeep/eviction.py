@@ -14,7 +14,7 @@ import re
 import secrets
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import cached_property
 from typing import NamedTuple
 
@@ -55,9 +55,8 @@ def running_torch(found: Mapping[tuple[str, int], int]) -> int | None:
     return next((pid for (name, _), pid in found.items() if name.startswith("libtorch_")), None)
 
 
-@contextmanager
-def locked(path: str | None) -> Iterator[bool]:
-    """Hold the lock file at ``path`` for this block; False, and it is not held, where another process has it.
+def locked(path: str | None) -> AbstractContextManager[bool]:
+    """Hold the lock file at ``path`` for a block; False, and it is not held, where another process has it.
 
     Torch looks for a library and builds it under such a lock. Where there is none, nobody builds.
     """
@@ -65,6 +64,11 @@ def locked(path: str | None) -> Iterator[bool]:
         descriptor = folders.open_within(path, os.O_RDWR | os.O_NONBLOCK) if path is not None else None
     except (FileNotFoundError, NotADirectoryError):
         descriptor = None
+    return _held(descriptor)
+
+
+@contextmanager
+def _held(descriptor: int | None) -> Iterator[bool]:
     if descriptor is None:
         yield True
         return
@@ -201,8 +205,10 @@ def sweep(
     owner = os.lstat(root).st_uid
     if _is_foreign(owner):
         raise CacheWriteError(f"{root} belongs to uid {owner}, and is left alone")
-    with _alone(root) as alone:
-        if not alone:
+    # Nothing depends on it that no other sweep is under way: two of them only do the same work twice.
+    is_far = mounts.is_over_a_network(root)
+    with _held(None if is_far else os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as is_alone:
+        if not is_alone:
             return None
         inventory = take(root)
         moment = time.time() if now is None else now
@@ -212,19 +218,6 @@ def sweep(
 
 def _is_foreign(owner: int) -> bool:
     return not ownership.own_uid(owner) and not config.current().shared
-
-
-@contextmanager
-def _alone(root: str) -> Iterator[bool]:
-    """Whether no other sweep is under way. Nothing depends on it: two of them only do the same work twice."""
-    if mounts.is_over_a_network(root):
-        yield True
-        return
-    descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        yield lock(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _reap(inventory: Inventory, root: str, now: float) -> int:

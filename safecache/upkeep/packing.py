@@ -235,13 +235,11 @@ def compared(first: str, second: str) -> Iterator[Difference]:
     for ref in sorted(ours.keys() | theirs.keys(), key=wire.name_bundle):
         one, other = ours.get(ref, {}), theirs.get(ref, {})
         both = tuple(sorted(file for file in one.keys() & other.keys() if one[file] != other[file]))
-        difference = Difference(wire.name_bundle(ref), _only(one, other), _only(other, one), both)
+        difference = Difference(
+            wire.name_bundle(ref), tuple(sorted(one.keys() - other)), tuple(sorted(other.keys() - one)), both
+        )
         if any(difference[1:]):
             yield difference
-
-
-def _only(one: Mapping[str, bytes], other: Collection[str]) -> tuple[str, ...]:
-    return tuple(sorted(one.keys() - other))
 
 
 def _contents(place: Source) -> dict[Ref, dict[str, bytes]]:
