@@ -16,7 +16,7 @@ from safecache.places.layout import CodeFile, Location
 from safecache.reporting.kinds import Kind
 from safecache.reporting.report import Refusal
 from safecache.signing import trust
-from safecache.store import entry_files, manifests, quarantine
+from safecache.store import entry_files, gate, manifests, quarantine
 from safecache.store.groups import Group
 from safecache.trials import strikes
 from safecache.upkeep import inventory
@@ -101,15 +101,10 @@ def _objection(directory: Folder, item: Quarantined, place: Location | CodeFile 
         digest = entry_files.digest(within, most)
     except opening.UnusableEntry as error:
         return f"it is {error.detail}"
-    verdict, stated = manifests.read(place)
-    if verdict.reason in trust.UNATTESTED:
+    refusal = gate.refusal_for_content(place, digest, manifests.records(place), is_private=False)
+    if refusal is not None and refusal.reason in trust.UNATTESTED:
         return "there is no record of it that a trusted key has sealed"
-    if verdict.reason is not None:
-        return trust.evidence(verdict)
-    if stated["sha256"] != digest.hex():
-        return "its digest is not the one that was sealed"
-    foreign = trust.foreign(verdict, place.kind)
-    return None if foreign is None else foreign.evidence
+    return None if refusal is None else refusal.evidence
 
 
 def _within(directory: Folder, item: Quarantined) -> str:
