@@ -51,7 +51,7 @@ def render(directories: Sequence[str], lines: Iterable[Line], summary: Summary) 
         end=timestamps.write(max(line.time for line in of_run)),
         hosts=sorted({line.host for line in of_run}),
         directories=directories,
-        caches={kind.cache: stats.lookups(kind, summary.counts) for kind in LOOKED_UP},
+        caches={kind.cache: stats.lookups(kind, summary.lookups) for kind in LOOKED_UP},
         processes=summary.by_process,
         most_processes=stats.MOST_PROCESSES,
         spent=stats.seconds(summary, Time.SPENT),

@@ -93,7 +93,7 @@ def _report(summary: Summary, shared: list[Shared]) -> dict[str, Any]:
     return {
         "run": summary.run,
         "processes": len(summary.by_process),
-        "layers": {kind.word: lookups(kind, summary.counts) for kind in LOOKED_UP},
+        "layers": {kind.word: lookups(kind, summary.lookups) for kind in LOOKED_UP},
         "seconds": {label.replace(" ms ", " "): round(ms / 1000, 3) for label, ms in times.items()},
         "single_flight": {**counted(OF_FLIGHTS), "compiles": [each.as_json() for each in shared]},
         "recompile_check": counted(OF_RECOMPILE_CHECK),
@@ -108,20 +108,17 @@ def _report(summary: Summary, shared: list[Shared]) -> dict[str, Any]:
 
 def _effect(summary: Summary) -> tuple[int, int, float]:
     """The hits, all of which were verified; the lookups that refused what was there, and missed; the seconds spared."""
-    ends = [(*LABELS[what][1:], number) for what, number in summary.counts.items() if what in LABELS]
-    hits = sum(number for outcome, _, number in ends if outcome is Outcome.HIT)
-    refused = sum(
-        number
-        for outcome, reason, number in ends
-        if outcome is Outcome.MISS and reason is not None and policy.decide(reason, strict=False).warn
-    )
-    return hits, refused, run_summary.seconds(summary.counts, Time.SAVED)
+    refused = 0
+    for label, number in summary.lookups.items():
+        _, outcome, reason = LABELS[label]
+        if outcome is Outcome.MISS and reason is not None and policy.decide(reason, strict=False).warn:
+            refused += number
+    return summary.hits, refused, run_summary.seconds(summary.counts, Time.SAVED)
 
 
 def lookups(kind: Kind, counts: Counter[str]) -> dict[str, Any]:
     """The lookups in one cache: how many, by outcome, and by reason for what was no hit."""
-    ends = [(LABELS[what], n) for what, n in counts.items() if what in LABELS]
-    rows = [(outcome, reason, n) for (on, outcome, reason), n in ends if on is kind]
+    rows = [(outcome, reason, n) for what, n in counts.items() for on, outcome, reason in [LABELS[what]] if on is kind]
     by_outcome = {outcome.value: sum(n for each, _, n in rows if each is outcome) for outcome in Outcome}
     reasons = {f"{outcome.value}: {reason.value}": n for outcome, reason, n in rows if reason is not None}
     return {"lookups": sum(by_outcome.values()), **by_outcome, "reasons": dict(sorted(reasons.items()))}
@@ -130,7 +127,7 @@ def lookups(kind: Kind, counts: Counter[str]) -> dict[str, Any]:
 def _text(summary: Summary, shared: list[Shared], others: list[str]) -> Iterator[str | Table]:
     yield f"run {summary.run}, processes: {len(summary.by_process)}"
     outcomes = ["lookups", *(outcome.value for outcome in Outcome)]
-    rows = {kind.word: lookups(kind, summary.counts) for kind in LOOKED_UP}
+    rows = {kind.word: lookups(kind, summary.lookups) for kind in LOOKED_UP}
     yield Table(
         [Heading("cache"), *_numbers(*outcomes), Heading("reasons", folds=True)],
         [

@@ -14,9 +14,8 @@ from safecache.doctor import configuration, finding
 from safecache.doctor.finding import Finding
 from safecache.files import folders, temporaries
 from safecache.history import run_summary
-from safecache.history.run_summary import LABELS, Line
+from safecache.history.run_summary import Line
 from safecache.places import layout
-from safecache.ports import Outcome
 from safecache.reporting.kinds import Kind, Reason
 from safecache.settings import config
 from safecache.settings.units import write_age, write_size
@@ -176,10 +175,10 @@ def _never_hit(root: str, lines: list[Line]) -> Iterator[Finding]:
         began.setdefault(line.run, line.time)
     for run in reversed(began):
         summary = run_summary.summarise(lines, run)
-        counts = Counter({label: n for label, n in summary.counts.items() if label in LABELS} if summary else {})
-        if any(LABELS[label][1] is Outcome.HIT for label in counts):
+        if summary is not None and summary.hits:
             break
-        unserved += [(run, counts)] if counts else []
+        if summary is not None and summary.lookups:
+            unserved.append((run, summary.lookups))
     if not unserved:
         return
     run, counts = unserved[0]

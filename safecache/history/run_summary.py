@@ -96,6 +96,16 @@ class Summary(NamedTuple):
     passed: list[Line]
     by_process: list[Process]
 
+    @property
+    def lookups(self) -> Counter[str]:
+        """Those of ``counts`` that are of lookups."""
+        return Counter({label: number for label, number in self.counts.items() if label in LABELS})
+
+    @property
+    def hits(self) -> int:
+        """How many lookups have hit."""
+        return sum(each.hits for each in self.by_process)
+
 
 # Everything that lookups may be counted under, and what it stands for.
 _ENDS: tuple[tuple[Outcome, Reason | None], ...] = (

@@ -214,15 +214,14 @@ def _one(
 
 def _process(status: int, took: float, new: dict[str, Kind], summary: Summary, left: int) -> Process:
     groups = Counter(_COUNTED[kind] for _, kind in {(_group_of(path), kind) for path, kind in new.items()})
-    looked = {label: n for label, n in summary.counts.items() if label in LABELS}
     return Process(
         status,
         round(took, 3),
         dict(sorted(groups.items())),
         round(run_summary.seconds(summary.counts, Time.SPENT), 3),
-        lookups=sum(looked.values()),
-        hits=sum(n for label, n in looked.items() if LABELS[label][1] is Outcome.HIT),
-        missed=sum(n for label, n in looked.items() if _is_miss(label)),
+        lookups=sum(summary.lookups.values()),
+        hits=summary.hits,
+        missed=sum(number for label, number in summary.lookups.items() if _is_miss(label)),
         unsent=summary.counts[Count.REMOTE_UNSENT.value],
         left=left,
     )
