@@ -10,13 +10,11 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from safecache._version import __version__
-from safecache.cli import explain, ls, stats
+from safecache.cli import explain, ls
 from safecache.doctor.examination import examine
 from safecache.errors import printable
 from safecache.history import run_summary
-from safecache.history.journal import Time
 from safecache.history.run_summary import LABELS, Line, Summary
-from safecache.reporting.kinds import LOOKED_UP
 from safecache.settings import timestamps
 from safecache.settings.units import write_size
 from safecache.store.groups import KINDS
@@ -28,8 +26,8 @@ _MOST_MISSES = 100
 _MOST_ENTRIES = 10
 
 
-def render(directories: Sequence[str], lines: Iterable[Line], summary: Summary) -> str:
-    """The page as HTML, of these caches and of what their journals say. Raises OSError.
+def render(directories: Sequence[str], lines: Sequence[Line], summary: Summary, said: Mapping[str, Any]) -> str:
+    """The page as HTML, of these caches and of what their journals say; ``said``: what stats says too. Raises OSError.
 
     Names and texts are untrusted: markup in them is escaped, control characters made visible.
     """
@@ -41,9 +39,7 @@ def render(directories: Sequence[str], lines: Iterable[Line], summary: Summary) 
         lstrip_blocks=True,
         finalize=lambda value: printable(value) if type(value) is str else value,
     )
-    lines = list(lines)
     of_run = [line for line in lines if summary.run in (run_summary.ALL, line.run)]
-    shared = list(run_summary.find_shared(lines, summary.run).values())
     return environment.get_template("report.html.j2").render(
         version=__version__,
         run=summary.run,
@@ -51,15 +47,8 @@ def render(directories: Sequence[str], lines: Iterable[Line], summary: Summary) 
         end=timestamps.write(max(line.time for line in of_run)),
         hosts=sorted({line.host for line in of_run}),
         directories=directories,
-        caches={kind.cache: stats.lookups(kind, summary.lookups) for kind in LOOKED_UP},
         processes=summary.by_process,
-        most_processes=stats.MOST_PROCESSES,
-        spent=stats.seconds(summary, Time.SPENT),
-        saved=stats.seconds(summary, Time.SAVED),
-        flights=stats.flights(summary, shared),
-        shared=shared[: stats.MOST_SHARED],
-        recompiled=stats.recompiled(summary),
-        remote=stats.remote(summary),
+        **said,
         misses=_misses(summary.missed, explain.causes(directories)),
         most_misses=_MOST_MISSES,
         **_entries(directories),

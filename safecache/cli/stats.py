@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from safecache.cli.arguments import add_directories, add_json
@@ -23,20 +23,10 @@ from safecache.settings.units import write_size
 from safecache.store import entry_files
 from safecache.tiers import levels
 
-__all__ = [
-    "MOST_PROCESSES",
-    "MOST_SHARED",
-    "add",
-    "flights",
-    "lookups",
-    "recompiled",
-    "remote",
-    "run",
-    "seconds",
-]
+__all__ = ["add", "render_page", "run"]
 
-MOST_PROCESSES = 64
-MOST_SHARED = 20
+_MOST_PROCESSES = 64
+_MOST_SHARED = 20
 _MOST_OTHERS = 3
 _BAR = 20  # letters
 
@@ -61,14 +51,30 @@ def run(arguments: argparse.Namespace) -> View:
         where = ", ".join(directories) or "any cache directory"
         raise SafecacheError(f"no journal of run {arguments.run} in {where}")
     if arguments.html:
-        from safecache.cli import report
-
         path = os.path.abspath(arguments.html)
-        entry_files.replace(path, report.render(directories, lines, summary).encode())
+        entry_files.replace(path, render_page(directories, lines, summary).encode())
         return View(None, [f"report written to {path}"])
     shared = list(run_summary.find_shared(lines, summary.run).values())
     others = [] if summary.run == ALL else sorted({line.run for line in lines} - {summary.run})
     return View(_report(summary, shared) | {"other_runs": others}, _text(summary, shared, others))
+
+
+def render_page(directories: Sequence[str], lines: Sequence[Line], summary: Summary) -> str:
+    """The page as HTML, of these caches and of what their journals say. Raises OSError."""
+    from safecache.cli import report  # which imports jinja2
+
+    shared = list(run_summary.find_shared(lines, summary.run).values())
+    said = {
+        "caches": {kind.cache: _lookups(kind, summary.lookups) for kind in LOOKED_UP},
+        "most_processes": _MOST_PROCESSES,
+        "spent": _seconds(summary, Time.SPENT),
+        "saved": _seconds(summary, Time.SAVED),
+        "flights": _flights(summary, shared),
+        "shared": shared[:_MOST_SHARED],
+        "recompiled": _recompiled(summary),
+        "remote": _remote(summary),
+    }
+    return report.render(directories, lines, summary, said)
 
 
 def _places(arguments: argparse.Namespace) -> list[str]:
@@ -93,7 +99,7 @@ def _report(summary: Summary, shared: list[Shared]) -> dict[str, Any]:
     return {
         "run": summary.run,
         "processes": len(summary.by_process),
-        "layers": {kind.word: lookups(kind, summary.lookups) for kind in LOOKED_UP},
+        "layers": {kind.word: _lookups(kind, summary.lookups) for kind in LOOKED_UP},
         "seconds": {label.replace(" ms ", " "): round(ms / 1000, 3) for label, ms in times.items()},
         "single_flight": {**counted(OF_FLIGHTS), "compiles": [each.as_json() for each in shared]},
         "recompile_check": counted(OF_RECOMPILE_CHECK),
@@ -116,7 +122,7 @@ def _effect(summary: Summary) -> tuple[int, int, float]:
     return summary.hits, refused, run_summary.seconds(summary.counts, Time.SAVED)
 
 
-def lookups(kind: Kind, counts: Counter[str]) -> dict[str, Any]:
+def _lookups(kind: Kind, counts: Counter[str]) -> dict[str, Any]:
     """The lookups in one cache: how many, by outcome, and by reason for what was no hit."""
     rows = [(outcome, reason, n) for what, n in counts.items() for on, outcome, reason in [LABELS[what]] if on is kind]
     by_outcome = {outcome.value: sum(n for each, _, n in rows if each is outcome) for outcome in Outcome}
@@ -127,7 +133,7 @@ def lookups(kind: Kind, counts: Counter[str]) -> dict[str, Any]:
 def _text(summary: Summary, shared: list[Shared], others: list[str]) -> Iterator[str | Table]:
     yield f"run {summary.run}, processes: {len(summary.by_process)}"
     outcomes = ["lookups", *(outcome.value for outcome in Outcome)]
-    rows = {kind.word: lookups(kind, summary.lookups) for kind in LOOKED_UP}
+    rows = {kind.word: _lookups(kind, summary.lookups) for kind in LOOKED_UP}
     yield Table(
         [Heading("cache"), *_numbers(*outcomes), Heading("reasons", folds=True)],
         [
@@ -139,13 +145,13 @@ def _text(summary: Summary, shared: list[Shared], others: list[str]) -> Iterator
             for word, row in rows.items()
         ],
     )
-    yield f"compiling: {seconds(summary, Time.SPENT)} spent on what was saved"
+    yield f"compiling: {_seconds(summary, Time.SPENT)} spent on what was saved"
     if any(each.seconds for each in summary.by_process):
         yield _by_process(summary.by_process)
     said = {
-        "remote": remote(summary),
-        "single flight": flights(summary, shared),
-        "recompile check": recompiled(summary),
+        "remote": _remote(summary),
+        "single flight": _flights(summary, shared),
+        "recompile check": _recompiled(summary),
     }
     yield from (f"{what}: {text}" for what, text in said.items() if text)
     if shared:
@@ -167,7 +173,7 @@ def _numbers(*names: str) -> Iterator[Heading]:
     return (Heading(name, right=True) for name in names)
 
 
-def remote(summary: Summary) -> str:
+def _remote(summary: Summary) -> str:
     """What the remote tier gave and cost, in words; "" if there was none."""
     count = {each: summary.counts[each.value] for each in OF_REMOTE}
     if not any(count.values()):
@@ -182,7 +188,7 @@ def remote(summary: Summary) -> str:
     )
 
 
-def flights(summary: Summary, shared: list[Shared]) -> str:
+def _flights(summary: Summary, shared: list[Shared]) -> str:
     """What was compiled once for several processes, in words; "" if nothing was."""
     left, vain = (summary.counts[each.value] for each in OF_FLIGHTS)
     if not left and not vain:
@@ -194,13 +200,13 @@ def flights(summary: Summary, shared: list[Shared]) -> str:
     return f"{left} compiles left to other processes, {waited:.1f} s waited for them{spared}{in_vain}"
 
 
-def recompiled(summary: Summary) -> str:
+def _recompiled(summary: Summary) -> str:
     """What the hits came to that were to be compiled again, in words; "" if none were."""
     counts = [(summary.counts[each.value], each.value) for each in OF_RECOMPILE_CHECK]
     return ", ".join(f"{number} {what}" for number, what in counts) if any(number for number, _ in counts) else ""
 
 
-def seconds(summary: Summary, which: Time) -> str:
+def _seconds(summary: Summary, which: Time) -> str:
     """How long, in words."""
     return f"{run_summary.seconds(summary.counts, which):.1f} s"
 
@@ -209,7 +215,7 @@ def _by_process(processes: list[Process]) -> Table:
     """A row for each, with a bar of how long that took, to the scale of the longest."""
     numbers = _numbers("compiling", "waiting", "in hits", "hits", "lookups")
     longest, rows = max(each.seconds for each in processes), []
-    for each in processes[:MOST_PROCESSES]:
+    for each in processes[:_MOST_PROCESSES]:
         parts = each.compiled, each.waited, each.in_hits
         drawn = "".join(letter * round(_BAR * part / longest) for letter, part in zip("cwh", parts, strict=True))
         figures = (*(f"{part:.1f} s" for part in parts), str(each.hits), str(each.lookups))
@@ -222,7 +228,7 @@ def _shared(shared: list[Shared]) -> Table:
     texts = (Heading("cache"), Heading("name", folds=True), Heading("compiled by"))
     rows = [
         (each.layer, each.name or each.key, each.by, f"{each.took:.1f} s", str(each.processes), f"{each.waited:.1f} s")
-        for each in shared[:MOST_SHARED]
+        for each in shared[:_MOST_SHARED]
     ]
     return Table([*texts, *_numbers("took", "processes", "waited")], rows)
 

@@ -86,7 +86,7 @@ def test_page_has_a_bar_for_each_process_to_the_scale_of_the_longest(cache, page
 
 
 def test_page_has_the_processes_that_took_longest(cache, page, monkeypatch):
-    monkeypatch.setattr(stats, "MOST_PROCESSES", 2)
+    monkeypatch.setattr(stats, "_MOST_PROCESSES", 2)
     journal_of(cache, *({"pid": pid, "counts": {"fx ms spent": 1000 * pid}} for pid in (1, 2, 3, 4)))
     text = page().text
     assert text.index("process 4 on") < text.index("process 3 on") and "and 2 more, which took less." in text

@@ -10,7 +10,7 @@ from conftest import python
 from helpers import filled, in_process
 
 from safecache import session
-from safecache.cli import report
+from safecache.cli import stats
 from safecache.history import journal, run_summary
 from safecache.places.refs import Ref
 from safecache.remote import client, sender, stores
@@ -78,7 +78,7 @@ def test_being_left_alone_is_counted(cache, settings):
 
 def page(cache):
     lines = run_summary.read(str(cache))
-    return report.render([str(cache)], lines, run_summary.summarise(lines, run_summary.LAST))
+    return stats.render_page([str(cache)], lines, run_summary.summarise(lines, run_summary.LAST))
 
 
 def test_run_tells_of_all_its_processes(cache, tmp_path, run):
