@@ -24,7 +24,7 @@ _SOURCE = "https://github.com/flashinfer-ai/flashinfer/blob/v0.7.2/flashinfer/ji
 # The text of each build.ninja that FlashInfer has written, or would, by path.
 _texts: Part[dict[str, str]] = Part(dict, inherit)
 # Held while FlashInfer's directory is another one.
-_replacing = threading.Lock()
+_replacing: Part[threading.Lock] = Part(threading.Lock)
 
 
 @verifier(
@@ -51,7 +51,7 @@ def build_and_load(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs
         private = extension_builds.make_private_directory("cached_ops")
         variable = "FLASHINFER_WORKSPACE_BASE"
         extension_builds.report_private_build(instance.name, directory, private, fault.text, variable, error)
-        with _replacing, mock.patch.object(sys.modules["flashinfer.jit.env"], "FLASHINFER_JIT_DIR", Path(private)):
+        with _replacing.now, mock.patch.object(sys.modules["flashinfer.jit.env"], "FLASHINFER_JIT_DIR", Path(private)):
             return wrapped(*args, **kwargs)
 
 
