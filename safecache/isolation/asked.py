@@ -1,13 +1,20 @@
-"""Where Triton's compiles are handed to the service, if the cache has not what they make."""
+"""Where Triton's compiles are handed to the service, if the cache has not what they make.
+
+Triton's autotuner compiles a kernel's configurations one by one, each when it is its turn to be measured: here those
+still to come are compiled along with the current one. Nothing that this imports at its top imports Triton.
+"""
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import sys
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from safecache import compiles
 from safecache.entries import searches
@@ -17,12 +24,33 @@ from safecache.ports import Compiling, KernelRequest, tell
 from safecache.reporting.kinds import Kind
 from safecache.settings import config, settings
 
-__all__ = ["begin", "bench", "compile", "is_isolated", "make", "prune_configs", "request"]
+if TYPE_CHECKING:
+    from safecache.isolation.compiling import Attempt
+
+__all__ = [
+    "Asked",
+    "Tuning",
+    "begin",
+    "bench",
+    "benching",
+    "compile",
+    "is_isolated",
+    "make",
+    "prune_configs",
+    "request",
+    "stays",
+]
 
 # A compile inside a call of these is one of several: a function, or anything in a module.
 _BENCHMARK = ("triton.runtime.autotuner", "_bench")
 _PRECOMPILE = ("torch._inductor.runtime.triton_heuristics", "_precompile_worker")
 _OF_MAX_AUTOTUNE = ("torch._inductor.select_algorithm", "torch._inductor.autotune_process")
+# Knobs, and their variables, with which the compile itself is wanted, not a hit: it then runs in this process.
+_OF_THE_COMPILE = {
+    "always_compile": "TRITON_ALWAYS_COMPILE",
+    "override": "TRITON_KERNEL_OVERRIDE",
+    "dump_ir": "TRITON_KERNEL_DUMP",
+}
 
 
 class _Compiled(BaseException):
@@ -62,24 +90,31 @@ def compile(source: Any, options: tuple[Any, ...], work: Callable[[], Any]) -> A
 
 
 def _ahead(src: str, target: Any, options: Any, variables: Any) -> Any:
+    """What is made of a file of IR before Triton reads it; None if it is cached, or is to be compiled here."""
     from safecache.isolation import compiling
+    from safecache.isolation.request import current_limits
 
-    ahead = compiling.ahead(src, target, options, variables)
-    if ahead is None:
+    ahead = compiling.ahead(src, target, options, variables, lambda: current_limits(tuning=_is_tuning()))
+    if ahead is None or stays(ahead.request.source.name):
         return None
-    _tell_of_miss(ahead)
-    return ahead.make(tuning=_is_tuning())
-
-
-def _tell_of_miss(ahead: Any) -> None:
-    """Report the miss before the compile, as any other; Triton's own lookup will find the result."""
+    # The miss is reported before the compile, as any other; Triton's own lookup will find the result.
     ref = locate(Kind.KERNEL, ahead.directory, os.path.dirname(ahead.directory))
-    with searches.track_lookup(ref, lambda: str(ahead.name)) as search:
-        source, backend, options, key, _ = ahead.request
-        request = KernelRequest(source, backend, options, key, ahead.variables)
-        tell(Compiling(ref, request, lambda: str(ahead.name)))
+    with searches.track_lookup(ref, lambda: ahead.name) as search:
+        tell(Compiling(ref, KernelRequest(*ahead.request[:4], ahead.variables), lambda: ahead.name))
         compiles.current.is_told = True
         search.missed()
+    return compiling.obtain(ahead.request, ahead.manager)
+
+
+def stays(kernel: str) -> bool:
+    """Whether a setting requires the compile to run in this process; if so, that is reported."""
+    knobs = sys.modules["triton"].knobs.compilation
+    variable = next((variable for name, variable in _OF_THE_COMPILE.items() if getattr(knobs, name)), None)
+    if variable is not None:
+        from safecache.isolation import compiling
+
+        compiling.in_process(f"the kernel {kernel}", f"{variable} is set")
+    return variable is not None
 
 
 def is_isolated() -> bool:
@@ -89,17 +124,37 @@ def is_isolated() -> bool:
 
 
 def begin() -> None:
-    """As Compiler.begin(): have the compile server start, if kernels are compiled apart."""
-    if is_isolated():
-        from safecache.isolation import early_start
+    """As Compiler.begin(): start the server, if kernels are compiled apart and the cache is empty.
 
-        early_start.begin()
+    Otherwise the first miss starts it. This is called before the first cache key is computed: that hashes Triton's
+    500 MB, which takes as long as the start.
+    """
+    if is_isolated():
+        _start_if_cold()
+
+
+@functools.cache
+def _start_if_cold() -> None:
+    """Once per process, so that one that only hits pays for one look at one directory."""
+    chosen, knobs = config.current(), sys.modules["triton"].knobs
+    may_be_elsewhere = chosen.lower or chosen.local or knobs.cache.manager_class or knobs.cache.remote_manager_class
+    if may_be_elsewhere or any(getattr(knobs.compilation, name) for name in _OF_THE_COMPILE):
+        return
+    try:
+        with os.scandir(knobs.cache.dir) as found:
+            is_empty = all(entry.name.startswith(".") for entry in found)  # but for our own files
+    except OSError as error:
+        is_empty = isinstance(error, FileNotFoundError)  # Triton will report any other
+    if is_empty:
+        from safecache.isolation import client
+
+        client.current().start()
 
 
 def request(request: KernelRequest) -> None:
-    """As Compiler.request(). Raises tuning.Asked in a tuning query."""
+    """As Compiler.request(). Raises Asked in a tuning query."""
     if compiles.current.asks_kernel:
-        raise sys.modules["safecache.isolation.tuning"].Asked(*request[:4])
+        raise Asked(request)
 
 
 def make(
@@ -114,12 +169,13 @@ def make(
     if not is_isolated():
         return found
     # Not at the top, since a process that only hits needs none of it.
-    from safecache.isolation import attempts, compiling, limits
+    from safecache.isolation import compiling
+    from safecache.isolation.request import Request, current_limits
 
-    if compiling.stays(request.source.name):
+    if stays(request.source.name):
         return found
-    attempt = attempts.Request(*request[:4], metadata=request.metadata)
-    made = compiling.obtain(attempt, os.path.dirname(directory), limits.current(tuning=_is_tuning()), manager)
+    limits = current_limits(tuning=_is_tuning())
+    made = compiling.obtain(Request(*request[:4], request.metadata, os.path.dirname(directory), limits), manager)
     return found if made is None else _listened(request, made.group, made)
 
 
@@ -144,6 +200,83 @@ def _is_tuning() -> bool:
     return False
 
 
+class Asked(BaseException):
+    """Ends a compile begun only to see what it looks up in its cache. Its argument is the KernelRequest.
+
+    Not an Exception, which code on the way might report or take for a failure.
+    """
+
+
+class Tuning:
+    """The configurations of one autotuner call; those in ``left`` have not had their turn."""
+
+    def __init__(self, configs: Iterable[Any]) -> None:
+        self.left = list(configs)
+        # What was compiled ahead, by cache key.
+        self.attempts: dict[str, Attempt] = {}
+        # What is measured: a function, and its arguments.
+        self.function: Any = None
+        self.call: tuple[tuple[Any, ...], dict[str, Any]] = (), {}
+        self._is_asked = False
+
+    def end(self) -> None:
+        """Discard what was compiled ahead: nothing more is compiled."""
+        self.left = []
+        while self.attempts:
+            self.attempts.popitem()[1].close()
+
+    def asked(self) -> Iterator[KernelRequest]:
+        """What each configuration that is left would look up; nothing after the first call."""
+        if self._is_asked or not _is_plain(self.function):
+            return
+        self._is_asked = True
+        arguments, named = self.call
+        # On its turn, a configuration's hook writes its block shapes into descriptors.
+        has_descriptor = any(hasattr(value, "block_shape") for value in (*arguments, *named.values()))
+        for left in self.left:
+            if left.pre_hook is not None and has_descriptor:
+                continue
+            try:
+                with compiles.scope(asks_kernel=True):
+                    self.function.run(*arguments, **{**named, **left.all_kwargs(), "warmup": True})
+            except Asked as asked:
+                yield asked.args[0]
+            except Exception:
+                continue  # its own turn will meet the same error and raise it
+
+
+@contextmanager
+def benching(tuner: Any, config: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> Iterator[None]:
+    """For this block, it is the turn of ``config``."""
+    tunings = compiles.current.tunings or {}
+    tuning = tunings.get(tuner)
+    if tuning is not None:
+        tuning.function, tuning.call = tuner.fn, (arguments, named)
+        tuning.left = tuning.left[tuning.left.index(config) + 1 :] if config in tuning.left else []
+    try:
+        with compiles.scope(kernel_tuning=tuning):
+            yield
+    except BaseException:
+        if tuning is not None:
+            tuning.left = []
+        raise
+    finally:
+        if tuning is not None and not tuning.left:
+            tuning.end()
+            tunings.pop(tuner, None)
+
+
+def _is_plain(function: Any) -> bool:
+    """Whether a compile begun to ask has no side effects: no hooks of the user's, no nested autotuner."""
+    heuristics = sys.modules["triton.runtime.autotuner"].Heuristics
+    while type(function) is heuristics:
+        function = function.fn
+    from safecache.isolation.values import language_of
+
+    cache_hook = sys.modules["triton"].knobs.runtime.jit_cache_hook
+    return language_of(function) is not None and cache_hook is None and not function.pre_run_hooks
+
+
 @hook(
     "triton.runtime.autotuner:Autotuner.prune_configs(self, kwargs)",
     why="Triton's autotuner compiles the configurations one after another, although compiling takes most of its time.",
@@ -153,9 +286,12 @@ def prune_configs(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs:
     """Autotuner.prune_configs: the remaining ones will be compiled, unless a cache has the result of the tuning."""
     configs = wrapped(*args, **kwargs)
     if is_isolated() and config.current().prefetch:
-        from safecache.isolation import tuning
-
-        tuning.choose(instance, configs)
+        # By autotuner: while one tunes, the code that it measures may start another.
+        tunings = compiles.current.tunings = compiles.current.tunings or weakref.WeakKeyDictionary()
+        previous = tunings.pop(instance, None)
+        if previous is not None:
+            previous.end()
+        tunings[instance] = Tuning(configs)
     return configs
 
 
@@ -169,10 +305,9 @@ def bench(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) ->
     """Autotuner._bench, which a launch only calls while it tunes."""
     if not is_isolated():
         return wrapped(*args, **kwargs)
-    from safecache.isolation import tuning
 
     def benched(*arguments: Any, config: Any, **named: Any) -> Any:
-        with tuning.benching(instance, config, arguments, named):
+        with benching(instance, config, arguments, named):
             return wrapped(*arguments, config=config, **named)
 
     return benched(*args, **kwargs)

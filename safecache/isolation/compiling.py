@@ -3,32 +3,51 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import itertools
 import os
 import re
 import sys
-from collections.abc import Iterator
-from contextlib import closing
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeGuard
+from queue import SimpleQueue
+from typing import Any, NamedTuple, Protocol
 
 from safecache import compiles
 from safecache.code.triton_place import LIST
-from safecache.files import opening
-from safecache.isolation import attempts, client, crashes, early_start, encoding, limits, protocol, tuning
-from safecache.isolation.attempts import Request
-from safecache.isolation.limits import Limits
+from safecache.files import opening, private_directory
+from safecache.isolation import client, crashes, encoding, protocol
+from safecache.isolation.client import Outcome
+from safecache.isolation.request import Limits, Request
 from safecache.places import layout
+from safecache.ports import KernelRequest
 from safecache.reporting import events
 from safecache.reporting.kinds import Count, Kind, Reason
 from safecache.store import entry_files
 from safecache.tiers import layers
 
-__all__ = ["Ahead", "Made", "Manager", "ahead", "in_process", "obtain", "stays"]
+__all__ = [
+    "Ahead",
+    "Attempt",
+    "Made",
+    "Manager",
+    "UnusableError",
+    "ahead",
+    "in_process",
+    "obtain",
+    "run",
+    "run_together",
+]
 
 # A kernel has a dozen.
 _MOST_FILES = 64
 _REMEDY = "It is compiled in this process, which a crash of the compiler would end."
+
+
+class UnusableError(Exception):
+    """A worker's result is not the kernel, or there is no directory for it. The text says why."""
 
 
 class Manager(Protocol):
@@ -53,81 +72,71 @@ def in_process(what: str, why: str, error: BaseException | None = None) -> None:
     events.report(Reason.NOT_ISOLATED, f"{what} is not isolated: {why}.", cause=why, remedy=_REMEDY, error=error)
 
 
-def stays(kernel: str) -> bool:
-    """Whether a setting requires the compile to run in this process; if so, that is reported."""
-    knobs = sys.modules["triton"].knobs.compilation
-    variable = next((variable for name, variable in early_start.OF_THE_COMPILE.items() if getattr(knobs, name)), None)
-    if variable is not None:
-        in_process(f"the kernel {kernel}", f"{variable} is set")
-    return variable is not None
-
-
-def obtain(request: Request, root: str, limits: Limits, manager: Manager) -> Made | None:
+def obtain(request: Request, manager: Manager) -> Made | None:
     """The compiled kernel, now in the cache; None if it is to be compiled in this process.
 
-    None also if Triton rejects the kernel, so that Triton itself raises the error here. ``root``: Triton's cache
-    directory. Raises TritonCompileCrash, and Triton's PTXASError, which needs no second compile.
+    None also if Triton rejects the kernel, so that Triton itself raises the error here. Raises TritonCompileCrash, and
+    Triton's PTXASError, which needs no second compile.
     """
-    note = crashes.find(root, request.hash, timeout=limits.timeout, memory=limits.memory)
+    note = crashes.find(request.root, request.hash, request.limits)
     if note is not None:
         raise crashes.skipped(request.hash, note)
     # The kernel is encoded while the server starts.
     client.current().start()
     try:
-        attempt = _attempt(request, root, limits)
+        attempt = _attempt(request)
         with closing(attempt):
-            return _taken(request, root, limits, manager, attempt)
+            return _taken(request, manager, attempt)
     except encoding.FrontEndError:
         return None
     except encoding.CannotTravel as error:
         in_process(f"the kernel {request.source.name}", str(error), error)
-    except (client.ServiceUnavailable, attempts.UnusableError) as error:
+    except (client.ServiceUnavailable, UnusableError) as error:
         in_process("a compile of Triton's", str(error), error)
     return None
 
 
-def _attempt(request: Request, root: str, limits: Limits) -> attempts.Attempt:
+def _attempt(request: Request) -> Attempt:
     """The attempt at this compile. During a tuning, all its other configurations are compiled ahead with it."""
-    under_way = tuning.current()
-    if under_way is None:
-        return attempts.run(request, limits)
-    made = under_way.attempts.pop(request.key, None)
+    tuning = compiles.current.kernel_tuning
+    if tuning is None:
+        return run(request)
+    made: Attempt | None = tuning.attempts.pop(request.key, None)
     if made is None:
-        others = _others(under_way, request, root, limits)
-        made, further = attempts.run_together(request, others, limits)
-        under_way.attempts.update(further)
+        made, further = run_together(request, _others(tuning.asked(), request))
+        tuning.attempts.update(further)
     return made
 
 
-def _others(under_way: tuning.Tuning, request: Request, root: str, limits: Limits) -> Iterator[Request]:
-    """The other compiles that the tuning will need."""
+def _others(asked: Iterable[KernelRequest], request: Request) -> Iterator[Request]:
+    """Those of the compiles that were asked for of which the cache has neither the kernel nor a note of a crash."""
     known = {request.key}
-    for asked in under_way.asked():
-        other = Request(*asked, metadata=f"{asked[0].name[:150]}.json")
-        if other.key not in known and not _is_there(other, root, limits):
-            yield other
-        known.add(other.key)
+    for each in asked:
+        other = Request(*each[:4], each.metadata, request.root, request.limits)
+        if other.key not in known:
+            known.add(other.key)
+            manager = sys.modules["triton.compiler.compiler"].get_cache_manager(other.hash)
+            with compiles.scope(only_looks=True):
+                is_cached = manager.get_group(other.metadata) is not None
+            if not is_cached and crashes.find(other.root, other.hash, other.limits) is None:
+                yield other
 
 
-def _is_there(request: Request, root: str, limits: Limits) -> bool:
-    """Whether the cache holds the kernel, or a note that its compile crashes."""
-    manager = sys.modules["triton.compiler.compiler"].get_cache_manager(request.hash)
-    with compiles.scope(only_looks=True):
-        if manager.get_group(request.metadata) is not None:
-            return True
-    return crashes.find(root, request.hash, timeout=limits.timeout, memory=limits.memory) is not None
-
-
-def _taken(request: Request, root: str, limits: Limits, manager: Manager, attempt: attempts.Attempt) -> Made | None:
+def _taken(request: Request, manager: Manager, attempt: Attempt) -> Made | None:
+    """What the worker has made, put into the cache; None if it has rejected the kernel. Raises as obtain() does."""
     outcome, directory = attempt.outcome, attempt.directory
-    if not _is_answer(outcome.reply):
-        raise attempts.UnusableError("the answer of the process that compiled it makes no sense")
+    reply = outcome.reply or {}
+    error = reply.get("error", {"type": "", "message": ""})
+    if not isinstance(error, dict) or not all(isinstance(error.get(name), str) for name in ("type", "message")):
+        raise UnusableError("the answer of the process that compiled it makes no sense")
     found = crashes.diagnosed(outcome, directory)
     if found is not None:
-        raise crashes.confirmed(request, root, attempt.job, limits, found, outcome, directory)
-    reply = outcome.reply or {}
+        raise crashes.confirmed(request, attempt.job, found, outcome, directory)
     if "error" in reply:
-        _raise_of_ptxas(reply)
+        errors = sys.modules["triton.runtime.errors"]
+        if error["type"].rpartition(".")[2] == errors.PTXASError.__name__:
+            protocol.repeat(reply)  # what Triton prints then, such as the PTX
+            raise errors.PTXASError(error["message"].removeprefix(str(errors.PTXASError(""))))
         return None
     contents = _contents(request, reply, directory)
     protocol.repeat(reply)
@@ -137,51 +146,29 @@ def _taken(request: Request, root: str, limits: Limits, manager: Manager, attemp
     return Made(group, _times(reply))
 
 
-def _is_answer(reply: dict[str, Any] | None) -> bool:
-    """Whether the error in the reply, if any, has the form of job.run()."""
-    error = (reply or {}).get("error", {"type": "", "message": ""})
-    return isinstance(error, dict) and all(isinstance(error.get(name), str) for name in ("type", "message"))
-
-
-def _raise_of_ptxas(reply: dict[str, Any]) -> None:
-    """Raise Triton's PTXASError if that is the error, after printing what Triton prints, such as the PTX."""
-    error = reply["error"]
-    errors = sys.modules["triton.runtime.errors"]
-    if error["type"].rpartition(".")[2] == errors.PTXASError.__name__:
-        protocol.repeat(reply)
-        shown = str(errors.PTXASError(""))
-        raise errors.PTXASError(error["message"].removeprefix(shown))
-
-
 def _contents(request: Request, reply: dict[str, Any], directory: str) -> dict[str, bytes]:
-    """The files that the worker wrote, the kernel's metadata last. Raises UnusableError."""
+    """The files that the worker wrote by name, sorted, the kernel's metadata last. Raises UnusableError."""
     if reply.get("key") != request.hash:
-        raise attempts.UnusableError("the process that compiled it came to another cache key")
+        raise UnusableError("the process that compiled it came to another cache key")
     folder, metadata = reply.get("folder"), request.metadata or str(reply.get("metadata"))
-    if not _is_plain(folder) or reply.get("metadata") != metadata:
-        raise attempts.UnusableError("the process that compiled it tells of other files")
+    is_name = isinstance(folder, str) and os.path.basename(folder) == folder
+    if not is_name or folder in ("", os.curdir, os.pardir) or reply.get("metadata") != metadata:
+        raise UnusableError("the process that compiled it tells of other files")
+    place, contents = os.path.join(directory, str(folder)), {}
+    left = entry_files.max_entry_size(Kind.KERNEL)  # for all of them
     try:
-        contents = _read_all(os.path.join(directory, folder))
+        with os.scandir(place) as found:
+            names = sorted(item.name for item in itertools.islice(found, _MOST_FILES + 1))
+        if len(names) > _MOST_FILES:
+            raise OSError(errno.EFBIG, f"it has more than {_MOST_FILES} files", place)
+        # The group's list is rewritten with the files' new paths.
+        for name in (name for name in names if not name.startswith(LIST)):
+            check = opening.check_up_to(left)
+            contents[name] = opening.read_regular(os.path.join(place, name), check, flags=os.O_NOFOLLOW, limit=left)
+            left -= len(contents[name])
         contents[metadata] = contents.pop(metadata)
     except (OSError, opening.UnusableEntry, KeyError) as error:
-        raise attempts.UnusableError(f"what it has made cannot be read: {error}") from error
-    return contents
-
-
-def _read_all(folder: str) -> dict[str, bytes]:
-    """A kernel's files by name, sorted. Raises OSError, and UnusableEntry for files that no kernel has."""
-    with os.scandir(folder) as found:
-        names = sorted(item.name for item in itertools.islice(found, _MOST_FILES + 1))
-    if len(names) > _MOST_FILES:
-        raise OSError(errno.EFBIG, f"it has more than {_MOST_FILES} files", folder)
-    contents = {}
-    left = entry_files.max_entry_size(Kind.KERNEL)  # for all of them
-    for name in names:
-        # The group's list is rewritten with the files' new paths.
-        if not name.startswith(LIST):
-            check = opening.check_up_to(left)
-            contents[name] = opening.read_regular(os.path.join(folder, name), check, flags=os.O_NOFOLLOW, limit=left)
-            left -= len(contents[name])
+        raise UnusableError(f"what it has made cannot be read: {error}") from error
     return contents
 
 
@@ -201,21 +188,139 @@ def _microseconds(value: Any) -> int:
     return value if isinstance(value, int) else 0
 
 
-def _is_plain(name: Any) -> TypeGuard[str]:
-    return isinstance(name, str) and os.path.basename(name) == name and name not in ("", os.curdir, os.pardir)
+class Attempt(NamedTuple):
+    """A job and its outcome; ``directory`` holds the files that it wrote, until ``close`` is called."""
+
+    job: dict[str, Any]
+    outcome: Outcome
+    directory: str
+    close: Callable[[], None]
+
+
+def run(request: Request) -> Attempt:
+    """Compile in a worker. Raises CannotTravel, ServiceUnavailable and UnusableError."""
+    return _run(_job(request), request.limits)
+
+
+def run_together(request: Request, others: Iterable[Request]) -> tuple[Attempt, dict[str, Attempt]]:
+    """As run(), with ``others`` in parallel: returns their attempts by key, without those that failed to run.
+
+    It returns when all are done, since a measurement meanwhile would be made on a busy machine.
+    """
+    batch = _Batch(request.limits, client.current().size)
+    try:
+        batch.add(request)
+        for other in others:
+            # The reason is reported when it is this one's turn.
+            with suppress(encoding.CannotTravel):
+                batch.add(other)
+        batch.finish()
+        return batch.attempt_of(request.key), batch.done
+    except BaseException:
+        batch.cancel()
+        raise
+
+
+class _Batch:
+    """Jobs in a queue, worked off by ``threads`` threads, the calling one included."""
+
+    def __init__(self, limits: Limits, threads: int) -> None:
+        self.done: dict[str, Attempt] = {}
+        self._failed: dict[str, Exception] = {}
+        self._limits = limits
+        self._threads = threads
+        self._helpers: list[threading.Thread] = []
+        self._queue: SimpleQueue[tuple[str, dict[str, Any]] | None] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._is_cancelled = False
+
+    def add(self, request: Request) -> None:
+        """Queue a request. Raises CannotTravel."""
+        self._queue.put((request.key, _job(request)))
+        # If no more threads can be started, there are fewer.
+        with suppress(RuntimeError):
+            if len(self._helpers) < self._threads - 1:
+                # A daemon: a compile that hangs must not prevent this process from exiting.
+                helper = threading.Thread(target=self._work, daemon=True)
+                helper.start()
+                self._helpers.append(helper)
+
+    def finish(self) -> None:
+        """Work off the queue, and wait for the other threads."""
+        self._end_queue()
+        self._work()
+        for helper in self._helpers:
+            helper.join()
+
+    def attempt_of(self, key: str) -> Attempt:
+        """The attempt for ``key``, which the caller must close. Raises as run() does."""
+        if key in self._failed:
+            raise self._failed[key]
+        return self.done.pop(key)
+
+    def cancel(self) -> None:
+        """Start no more jobs, and discard all attempts."""
+        with self._lock:
+            self._is_cancelled = True
+        self._end_queue()
+        for attempt in self.done.values():
+            attempt.close()
+
+    def _end_queue(self) -> None:
+        for _ in range(self._threads):
+            self._queue.put(None)
+
+    def _work(self) -> None:
+        for key, job in iter(self._queue.get, None):
+            if self._is_cancelled:
+                return
+            try:
+                attempt = _run(job, self._limits)
+            except Exception as error:  # attempt_of() raises the caller's; others fail again in turn
+                self._failed[key] = error
+                continue
+            with self._lock:
+                if not self._is_cancelled:
+                    self.done[key] = attempt
+                    continue
+            attempt.close()
+
+
+def _run(job: dict[str, Any], limits: Limits) -> Attempt:
+    with ExitStack() as undone:
+        try:
+            directory = undone.enter_context(private_directory.create_temporary())
+        except OSError as error:
+            raise UnusableError(str(error)) from error
+        outcome = client.current().run(job, directory, timeout=limits.timeout, memory=limits.memory)
+        return Attempt(job, outcome, directory, undone.pop_all().close)
+
+
+def _job(request: Request) -> dict[str, Any]:
+    target = request.backend.target
+    return {
+        "source": encoding.encode(request.source, target, vars(request.options)),
+        "target": [target.backend, target.arch, target.warp_size],
+        "key": request.key,
+        "triton_key": sys.modules["triton.runtime.cache"].triton_key(),
+        "backend_key": request.backend.hash(),
+    }
 
 
 # What Triton takes from the text: IRSource.parse_options, 3.6 to 3.9.
 # And what it calls the kernel: its first function that is not private.
 _ENTRY = re.compile(r'\btt\.func\s+(?:public\s+)?@"?([^\s"(]+)')
-_WARPS, _CTAS = re.compile(r'"ttg\.num-warps" = (\d+)'), re.compile(r'"ttg\.num-ctas" = (\d+)')
+_STATED = {
+    "num_warps": re.compile(r'"ttg\.num-warps" = (\d+)'),
+    "num_ctas": re.compile(r'"ttg\.num-ctas" = (\d+)'),
+}
 _PARSED = ("ttir", "ttgir", "glir")
 
 
 class Ahead(NamedTuple):
     """A compile to be made before Triton reads the IR file. ``directory``: where the kernel's files belong."""
 
-    request: attempts.Request
+    request: Request
     variables: Any
     directory: str
     manager: Manager
@@ -226,36 +331,30 @@ class Ahead(NamedTuple):
         found = _ENTRY.search(self.request.source.src)
         return f"@{found[1]}" if found is not None else str(self.request.source.name)
 
-    def make(self, *, tuning: bool) -> Made | None:
-        """Compile the kernel into Triton's cache; None if it cannot be isolated, so that Triton compiles it here.
 
-        Raises TritonCompileCrash, and Triton's PTXASError.
-        """
-        return obtain(self.request, os.path.dirname(self.directory), limits.current(tuning=tuning), self.manager)
-
-
-def ahead(path: str, target: Any, options: dict[str, Any] | None, variables: Any) -> Ahead | None:
+def ahead(
+    path: str, target: Any, options: dict[str, Any] | None, variables: Any, limits: Callable[[], Limits]
+) -> Ahead | None:
     """The compile to make before Triton reads ``path``; None if it is cached, or cannot be isolated."""
     compiler = sys.modules["triton.compiler.compiler"]
     source = _unparsed(compiler, path)
     if source is None:
         return None
     backend = compiler.make_backend(target or compiler.driver.active.get_current_target())
-    parsed = backend.parse_options({**(options or {}), **_stated(source)})
+    found = {} if source.ext == "ttir" else {name: said.search(source.src) for name, said in _STATED.items()}
+    stated = {name: int(match[1]) for name, match in found.items() if match}
+    parsed = backend.parse_options({**(options or {}), **stated})
     variables = compiler.get_cache_invalidating_env_vars() if variables is None else variables
     key = sys.modules["triton.runtime.cache"].get_cache_key(source, backend, parsed, variables)
-    request = attempts.Request(source, backend, parsed, key, metadata="")
-    manager = compiler.get_cache_manager(request.hash)
+    manager = compiler.get_cache_manager(hashlib.sha256(key.encode()).hexdigest())
     directory = getattr(getattr(manager, "_file_cache_manager", manager), "cache_dir", "")
-    # Whoever stored the group has parsed the file.
-    if not directory or _is_group_there(directory) or stays(source.name):
+    if not directory:
         return None
-    return Ahead(request, variables, directory, manager)
-
-
-def _is_group_there(directory: str) -> bool:
-    places = [directory, *(place for place, _ in layers.iter_lower_paths(directory, os.path.dirname(directory)))]
-    return any(name.startswith(LIST) for place in places for name in _names_in(place))
+    root = os.path.dirname(directory)
+    places = [directory, *(place for place, _ in layers.iter_lower_paths(directory, root))]
+    if any(name.startswith(LIST) for place in places for name in _names_in(place)):
+        return None  # whoever stored the group has parsed the file
+    return Ahead(Request(source, backend, parsed, key, "", root, limits()), variables, directory, manager)
 
 
 def _names_in(place: str) -> list[str]:
@@ -279,8 +378,3 @@ def _unparsed(compiler: Any, path: str) -> Any:
     source.language = languages.GLUON if source.ext == "glir" else languages.TRITON
     source.name, source.signature = Path(path).name, {}
     return source
-
-
-def _stated(source: Any) -> dict[str, int]:
-    found = {"num_warps": _WARPS.search(source.src), "num_ctas": _CTAS.search(source.src)}
-    return {} if source.ext == "ttir" else {name: int(match[1]) for name, match in found.items() if match}

@@ -8,7 +8,7 @@ import re
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from safecache.entries import loading
 from safecache.errors import TritonCompileCrash
@@ -16,7 +16,7 @@ from safecache.files import folders
 from safecache.isolation import client, reports
 from safecache.isolation.client import Outcome
 from safecache.isolation.crash import Crash, diagnose, make
-from safecache.isolation.limits import Limits
+from safecache.isolation.request import Limits, Request
 from safecache.places import layout, ours
 from safecache.reporting import events, report
 from safecache.reporting.kinds import Kind, Reason
@@ -25,10 +25,6 @@ from safecache.session import Part, inherit
 from safecache.settings import config, timestamps
 from safecache.signing import keyring, provenance, seal, trust
 from safecache.store import entry_files
-
-if TYPE_CHECKING:
-    # It imports Triton, and the commands that list crashes have to work without.
-    from safecache.isolation.attempts import Request
 
 __all__ = ["Note", "confirmed", "diagnosed", "find", "forget", "hashes", "listed", "remember", "skipped"]
 
@@ -51,11 +47,11 @@ class Note(NamedTuple):
     report: str | None
     moment: float
 
-    def holds(self, timeout: float, memory: int, now: float) -> bool:
+    def holds(self, limits: Limits, now: float) -> bool:
         """Whether at ``now``, in seconds since the epoch, a compile with these limits would crash too."""
         if now - self.moment > (_LIMIT_LASTS if self.crash.is_of_limit else _LASTS):
             return False
-        return {"timeout": timeout, "memory": memory}.get(self.crash.how, 0) <= self.crash.number
+        return bool(limits._asdict().get(self.crash.how, 0) <= self.crash.number)
 
 
 def remember(root: str, hash: str, note: Note) -> None:
@@ -79,10 +75,10 @@ def remember(root: str, hash: str, note: Note) -> None:
         report.fail_write(action, error, "Only this process skips the configuration.", root, "TRITON_CACHE_DIR")
 
 
-def find(root: str, hash: str, *, timeout: float, memory: int) -> Note | None:
-    """The note of this hash that holds for these limits (seconds, bytes), or None. A refused note is reported."""
+def find(root: str, hash: str, limits: Limits) -> Note | None:
+    """The note of this hash that holds for these limits, or None. A refused note is reported."""
     note = _known.now.get((root, hash)) or _read(root, hash)
-    if note is None or not note.holds(timeout, memory, time.time()):
+    if note is None or not note.holds(limits, time.time()):
         return None
     _known.now[root, hash] = note
     return note
@@ -108,7 +104,7 @@ def listed(root: str) -> Iterator[tuple[str, Note]]:
     """The hashes and notes that hold at the limits of their crash. Refused notes are reported. Raises OSError."""
     for hash in hashes(root):
         note = _read(root, hash)
-        if note is not None and note.holds(note.crash.number, note.crash.number, time.time()):
+        if note is not None and note.holds(Limits(note.crash.number, note.crash.number), time.time()):
             yield hash, note
 
 
@@ -169,16 +165,16 @@ def skipped(hash: str, note: Note) -> TritonCompileCrash:
 
 
 def confirmed(
-    request: Request, root: str, job: dict[str, Any], limits: Limits, found: Crash, outcome: Outcome, directory: str
+    request: Request, job: dict[str, Any], found: Crash, outcome: Outcome, directory: str
 ) -> TritonCompileCrash:
     """The error for a new crash, after a second run to confirm it, with its report and its note written."""
-    again = _run_again(job, limits, directory) if found.is_of_kernel else None
-    report, problem = _report(request, root, job, found, outcome, again, directory)
+    again = _run_again(job, request.limits, directory) if found.is_of_kernel else None
+    report, problem = _report(request, job, found, outcome, again, directory)
     varied = reports.config_of(request.source, request.options)
     note = Note(found, request.source.name, varied, report, time.time())
     remembered = found.is_of_limit or (again is not None and again[0] is not None and again[0].is_of_kernel)
     if remembered:
-        remember(root, request.hash, note)
+        remember(request.root, request.hash, note)
     remedy = _remedy(request.hash, note, remembered=remembered, problem=problem)
     message = f"Triton's compiler crashed on kernel {_words(note)}, {_of(found)}."
     events.report(Reason.CRASHED, message, cause=request.source.name, remedy=remedy)
@@ -202,7 +198,6 @@ def _run_again(job: dict[str, Any], limits: Limits, directory: str) -> tuple[Cra
 
 def _report(
     request: Request,
-    root: str,
     job: dict[str, Any],
     found: Crash,
     outcome: Outcome,
@@ -227,7 +222,7 @@ def _report(
         directory=directory,
     )
     try:
-        return reports.write(root, facts), ""
+        return reports.write(request.root, facts), ""
     except OSError as error:
         return None, f"{error.strerror}"
 

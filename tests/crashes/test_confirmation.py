@@ -8,9 +8,9 @@ import pytest
 
 from safecache import session
 from safecache.errors import TritonCompileCrash
-from safecache.isolation import attempts, client, compiling, crashes, encoding
+from safecache.isolation import client, compiling, crashes, encoding
 from safecache.isolation.client import Ending, Outcome
-from safecache.isolation.limits import Limits
+from safecache.isolation.request import Limits, Request
 
 ABORTED, KILLED = Ending("signal", 6), Ending("signal", 9)
 
@@ -38,9 +38,9 @@ def crash(monkeypatch, root):
         function = SimpleNamespace(arg_names=[], src="def k(): ...")
         source = SimpleNamespace(name="k", fn=function, signature={}, language=SimpleNamespace(name="TRITON"))
         backend = SimpleNamespace(target=target, hash=lambda: "12.8-90")
-        request = attempts.Request(source, backend, SimpleNamespace(), "the key", "k.json")
+        request = Request(source, backend, SimpleNamespace(), "the key", "k.json", root, Limits(5.0, 10**9))
         with pytest.raises(TritonCompileCrash):
-            compiling.obtain(request, root, Limits(5.0, 10**9), None)
+            compiling.obtain(request, None)
         assert left == []
         return crashes.hashes(root)
 

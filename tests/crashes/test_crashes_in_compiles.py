@@ -56,7 +56,7 @@ def test_what_is_compiled_apart_is_what_stock_compiles_under_the_same_key(crashe
     assert warm.children == 0 and "compiled in isolation" not in warm.stats
     [sound] = (of_source := home.compile("sound")).result
     assert sound == cold.result["sound"] and of_source.children == 0
-    assert of_source.imported == [*ASKED, "safecache.isolation.early_start"]
+    assert of_source.imported == ASKED
     stamps = {path: path.stat().st_mtime_ns for path in home.cache.rglob("*.cubin")}
     assert cold.result == warm.result == home.run(**what, env=STOCK).result
     assert stamps == {path: path.stat().st_mtime_ns for path in home.cache.rglob("*.cubin")} != {}

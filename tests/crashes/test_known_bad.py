@@ -14,6 +14,7 @@ from safecache.errors import EntryRefusedError
 from safecache.isolation import crashes
 from safecache.isolation.crash import Crash
 from safecache.isolation.crashes import Note
+from safecache.isolation.request import Limits
 from safecache.reporting import events
 from safecache.reporting.kinds import Kind
 from safecache.settings import config
@@ -42,7 +43,7 @@ def remember(root, monkeypatch, found, hash=HASH):
 
 
 def find(root, hash=HASH, timeout=120.0, memory=10**9):
-    return crashes.find(root, hash, timeout=timeout, memory=memory)
+    return crashes.find(root, hash, Limits(timeout, memory))
 
 
 def path_of(root, hash=HASH):

@@ -9,7 +9,7 @@ import pytest
 
 from safecache import compiles
 from safecache.integrations import triton_runtime
-from safecache.isolation import asked, limits
+from safecache.isolation import asked, request
 from safecache.ports import Compiler, plugs
 
 GB = 10**9
@@ -22,13 +22,13 @@ def machine(monkeypatch, tmp_path):
     def make(memory, cgroup):
         sizes = {"SC_PHYS_PAGES": memory // 4096, "SC_PAGE_SIZE": 4096}
         monkeypatch.setattr(os, "sysconf", sizes.__getitem__)
-        monkeypatch.setattr(limits, "_CGROUP_LIMIT", str(tmp_path / "memory.max"))
+        monkeypatch.setattr(request, "_CGROUP_LIMIT", str(tmp_path / "memory.max"))
         if cgroup is not None:
             (tmp_path / "memory.max").write_text(f"{cgroup}\n")
-        limits._half_of_memory.cache_clear()
+        request._half_of_memory.cache_clear()
 
     yield make
-    limits._half_of_memory.cache_clear()
+    request._half_of_memory.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -46,17 +46,17 @@ def machine(monkeypatch, tmp_path):
 )
 def test_memory_is_half_of_what_there_is_within_bounds(machine, memory, cgroup, limit):
     machine(memory, cgroup)
-    assert limits.current(tuning=False).memory == limit
+    assert request.current_limits(tuning=False).memory == limit
 
 
 def test_what_is_tuned_has_less_time():
-    assert limits.current(tuning=False).timeout == 600
-    assert limits.current(tuning=True).timeout == 120
+    assert request.current_limits(tuning=False).timeout == 600
+    assert request.current_limits(tuning=True).timeout == 120
 
 
 def test_what_is_set_counts_everywhere(settings):
     settings(SAFECACHE_COMPILE_TIMEOUT=30, SAFECACHE_COMPILE_MEMORY="2G")
-    assert limits.current(tuning=False) == limits.current(tuning=True) == (30, 2 * GB)
+    assert request.current_limits(tuning=False) == request.current_limits(tuning=True) == (30, 2 * GB)
 
 
 def call_from(module, function, **local):

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 import pytest
 
 from safecache.files import filesystem
-from safecache.isolation import attempts, client, compiling, encoding
+from safecache.isolation import client, compiling, encoding
 from safecache.isolation.client import Outcome
-from safecache.isolation.limits import Limits
+from safecache.isolation.request import Limits, Request
 from safecache.reporting import events
 
 LIMITS = Limits(1.0, 10**9)
@@ -33,7 +33,7 @@ def obtain(monkeypatch, tmp_path):
     """Obtain a kernel from a worker that leaves these files, and replies this beside what it should."""
 
     def run(files, links=(), asked="k.json", holes=(), **replied):
-        request = attempts.Request(source, backend, SimpleNamespace(), "the key", asked)
+        request = Request(source, backend, SimpleNamespace(), "the key", asked, str(tmp_path), LIMITS)
         reply = {"key": request.hash, "folder": "KEY", "metadata": "k.json", "times": {}} | replied
 
         def run(self, job, directory, *, timeout, memory):
@@ -51,7 +51,7 @@ def obtain(monkeypatch, tmp_path):
 
         monkeypatch.setattr(client.Service, "run", run)
         manager = Manager()
-        return compiling.obtain(request, str(tmp_path), LIMITS, manager), manager
+        return compiling.obtain(request, manager), manager
 
     target = SimpleNamespace(backend="cuda", arch=90, warp_size=32)
     source = SimpleNamespace(name="k", signature={})
@@ -172,7 +172,7 @@ def test_place_that_cannot_be_had_leaves_the_compile_here(obtain, monkeypatch):
     def made():
         raise PermissionError("no directory out of the reach of others can be made")
 
-    monkeypatch.setattr(attempts.private_directory, "create_temporary", made)
+    monkeypatch.setattr(compiling.private_directory, "create_temporary", made)
     assert obtain(KERNEL)[0] is None
     assert events.counters() == {"not isolated": 1}
 

@@ -8,16 +8,16 @@ from types import SimpleNamespace
 
 import pytest
 
-from safecache.isolation import attempts, client, encoding
-from safecache.isolation.attempts import UnusableError
+from safecache.isolation import client, compiling, encoding
 from safecache.isolation.client import Outcome, ServiceUnavailable
-from safecache.isolation.limits import Limits
+from safecache.isolation.compiling import UnusableError
+from safecache.isolation.request import Limits
 
 LIMITS = Limits(1.0, 10**9)
 
 
 def request(key):
-    return SimpleNamespace(key=key)
+    return SimpleNamespace(key=key, limits=LIMITS)
 
 
 class Service:
@@ -51,13 +51,13 @@ class Service:
 def service(monkeypatch):
     service = Service(3)
     monkeypatch.setattr(client, "current", lambda: service)
-    monkeypatch.setattr(attempts, "_job", lambda request: request.key)
+    monkeypatch.setattr(compiling, "_job", lambda request: request.key)
     return service
 
 
 def together(*keys):
     first, *others = map(request, keys)
-    return attempts.run_together(first, others, LIMITS)
+    return compiling.run_together(first, others)
 
 
 def test_all_are_done_and_the_directory_of_each_lasts_until_it_is_closed(service):
@@ -95,14 +95,14 @@ def test_what_cannot_travel_is_missing_and_the_first_is_the_callers_error(servic
             raise encoding.CannotTravel("it is a lambda")
         return request.key
 
-    monkeypatch.setattr(attempts, "_job", job)
+    monkeypatch.setattr(compiling, "_job", job)
     assert together(*"abc")[1].keys() == {"c"}
     with pytest.raises(encoding.CannotTravel):
         together(*"bac")
 
 
 def test_interrupt_begins_no_more_and_keeps_nothing(service, monkeypatch):
-    begun, cancelled, cancel = threading.Event(), threading.Event(), attempts._Batch.cancel
+    begun, cancelled, cancel = threading.Event(), threading.Event(), compiling._Batch.cancel
     helpers = []
 
     def interrupt(job):
@@ -122,10 +122,10 @@ def test_interrupt_begins_no_more_and_keeps_nothing(service, monkeypatch):
         kept.append(run(job, limits))
         return kept[-1]
 
-    monkeypatch.setattr(attempts._Batch, "cancel", cancel_and_say)
+    monkeypatch.setattr(compiling._Batch, "cancel", cancel_and_say)
     # Its directory must not only go with the last reference to an attempt.
-    run, kept = attempts._run, []
-    monkeypatch.setattr(attempts, "_run", keep)
+    run, kept = compiling._run, []
+    monkeypatch.setattr(compiling, "_run", keep)
 
     service.size = 2
     service.ends = dict.fromkeys("abcdefgh", interrupt)
@@ -141,9 +141,9 @@ def test_place_that_cannot_be_had_is_named(service, monkeypatch):
     def made():
         raise PermissionError("no directory out of the reach of others")
 
-    monkeypatch.setattr(attempts.private_directory, "create_temporary", made)
+    monkeypatch.setattr(compiling.private_directory, "create_temporary", made)
     with pytest.raises(UnusableError, match="out of the reach"):
-        attempts.run(request("a"), LIMITS)
+        compiling.run(request("a"))
 
 
 def test_without_further_threads_this_one_does_all(service, monkeypatch):

@@ -1,15 +1,16 @@
-"""How long a compile may take, and how much memory."""
+"""A compile that is wanted: of what, under which cache key, and how long it may take and how much memory."""
 
 from __future__ import annotations
 
 import functools
+import hashlib
 import os
 from contextlib import suppress
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from safecache.settings import config, settings
 
-__all__ = ["Limits", "current"]
+__all__ = ["Limits", "Request", "current_limits"]
 
 # Seconds. A sound compile of a large kernel takes minutes at most. While autotuning, a slow one is not worth the wait:
 # there are other configurations to choose from.
@@ -25,7 +26,27 @@ class Limits(NamedTuple):
     memory: int
 
 
-def current(*, tuning: bool) -> Limits:
+class Request(NamedTuple):
+    """What triton.compile() is about to look up in the cache ``root``: ``key`` is its cache key.
+
+    ``metadata``: the name of the file that the lookup is for, "" if it is unknown.
+    """
+
+    source: Any
+    backend: Any
+    options: Any
+    key: str
+    metadata: str
+    root: str
+    limits: Limits
+
+    @property
+    def hash(self) -> str:
+        """What the kernel's directory is named after."""
+        return hashlib.sha256(self.key.encode()).hexdigest()
+
+
+def current_limits(*, tuning: bool) -> Limits:
     """The limits by the current settings. ``tuning``: the compile is one of several configurations of a kernel."""
     chosen = config.current()
     timeout = chosen.compile_timeout or (_TIMEOUT_WHILE_TUNING if tuning else _TIMEOUT)
