@@ -89,10 +89,9 @@ TESTS = {
     "isolation/crashes": ["tests/crashes/test_known_bad.py"],
     "isolation/request": ["tests/crashes/test_limits.py"],
     "isolation/compiling": [*_COMPILING, "tests/isolation/test_attempts.py"],
-    "isolation/crash": ["tests/isolation/test_endings.py", *_SERVICE],
+    "isolation/client": ["tests/isolation/test_endings.py", *_SERVICE],
     "isolation/protocol": ["tests/isolation/test_protocol.py"],
-    "isolation/server": _SERVICE,
-    "isolation/worker": ["tests/isolation/test_worker.py", *_SERVICE],
+    "isolation/server": ["tests/isolation/test_worker.py", *_SERVICE],
 }
 _CALLS = {"fsync", "rename", "link", "unlink", "flock", "write_all", "close", "dup", "lstat"}
 _CALLS |= {"killpg", "kill", "setrlimit", "setsid", "prctl", "remember", "stop_sealing"}

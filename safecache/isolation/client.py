@@ -3,27 +3,82 @@
 from __future__ import annotations
 
 import functools
+import math
 import os
+import re
+import signal
 import threading
 import time
 import weakref
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import PurePath
 from typing import Any, NamedTuple
 
-from safecache.isolation import crash, protocol
-from safecache.isolation.connection import Limits, ServerGoneError, ServiceUnavailable
-from safecache.isolation.crash import Ending
+from safecache.isolation import protocol
+from safecache.isolation.connection import Ended, Limits, ServerGoneError, ServiceUnavailable
 from safecache.isolation.pool import Pool, UnreadError, Worker
 from safecache.session import Part, call_at_exit
 from safecache.settings import config
 
-__all__ = ["Ending", "Limits", "Outcome", "Service", "ServiceUnavailable", "current", "quota", "workers"]
+__all__ = [
+    "Ending",
+    "Limits",
+    "Outcome",
+    "Service",
+    "ServiceUnavailable",
+    "current",
+    "is_out_of_memory",
+    "of_death",
+    "of_timeout",
+    "quota",
+    "workers",
+]
 
 # How often a job is sent if its worker, or the server, is gone.
 _ATTEMPTS = 5
 # Seconds that a worker may take to exit after closing its channel: only then is it known how it ended.
 _GRACE = 2.0
+
+# What C++, LLVM, glibc, Python and ptxas print when they are out of memory.
+_OUT_OF_MEMORY = re.compile(
+    r"out of memory|std::bad_alloc|MemoryError|cannot allocate memory|memory allocation fail|allocation failed",
+    re.IGNORECASE,
+)
+# Share of the limit: code that does not check its allocations ends in other ways, such as with SIGSEGV.
+_FULL = 0.9
+_ERRORS = ("MemoryError", "builtins.MemoryError")
+
+
+class Ending(NamedTuple):
+    """``how`` and ``number``: "signal" and which, "exit" and status, "timeout" and seconds, "memory" and bytes."""
+
+    how: str
+    number: int
+
+
+def of_timeout(seconds: float) -> Ending:
+    """The ending of a job that was killed after ``seconds``."""
+    return Ending("timeout", math.ceil(seconds))
+
+
+def of_death(ended: Ended, output: str, memory: int) -> Ending:
+    """The ending of a worker that died: of memory if its output says so, or it had nearly used ``memory`` bytes."""
+    if _OUT_OF_MEMORY.search(output) or ended.peak >= _FULL * memory:
+        return Ending("memory", memory)
+    if ended.status is None:
+        return Ending("signal", signal.SIGKILL)  # it was sent, and has had no effect yet
+    if ended.status < 0:
+        return Ending("signal", -ended.status)
+    return Ending("exit", ended.status)
+
+
+def is_out_of_memory(reply: dict[str, Any], output: str) -> bool:
+    """Whether a job failed because of its memory limit, not of the kernel; the worker may live on."""
+    error = reply.get("error")
+    if not isinstance(error, dict):
+        return False
+    return error.get("type") in _ERRORS or bool(_OUT_OF_MEMORY.search(f"{error.get('message')} {output}"))
 
 
 class Outcome(NamedTuple):
@@ -73,7 +128,15 @@ class Service:
         ``directory``. A reply with a true "tainted" ends the worker; so does an "error" if there was output on stderr.
         Raises ServiceUnavailable if no worker is available, or the job is too large to be sent.
         """
-        request = _request(job, directory, memory)
+        cwd = os.sep
+        with suppress(FileNotFoundError):  # it was removed
+            cwd = os.getcwd()
+        job = {"environment": config.child_environment(), **job}
+        message = {"job": job, "directory": os.path.join(cwd, directory), "memory": memory, "cwd": cwd}
+        try:
+            request = protocol.encode(message)
+        except protocol.ProtocolError as error:
+            raise ServiceUnavailable(str(error)) from error
         with self._slots:
             for _ in range(_ATTEMPTS):
                 worker = self._pool.take()
@@ -98,11 +161,16 @@ class Service:
         started = time.monotonic()
         try:
             answer = worker.ask(request, started + timeout)
-            reply, resident = (None, 0) if answer is None else _parts(answer)
+            if answer is None:
+                reply, resident = None, 0
+            elif isinstance(answer.get("reply"), dict) and isinstance(answer.get("resident"), int):
+                reply, resident = answer["reply"], answer["resident"]
+            else:
+                raise protocol.ProtocolError("no reply is in the answer")
         except TimeoutError:
-            return self._stopped(worker, crash.of_timeout(timeout), started)
+            return self._stopped(worker, of_timeout(timeout), started)
         except protocol.ProtocolError:
-            return self._stopped(worker, crash.of_garbage(), started)
+            return self._stopped(worker, Ending("exit", os.EX_PROTOCOL), started)
         except BaseException:
             self._kill(worker)
             raise
@@ -110,10 +178,10 @@ class Service:
         if reply is None:
             ended = self._pool.end(worker, grace=_GRACE)
             said = worker.output.take()
-            return Outcome(None, crash.of_death(ended, said, memory), said, seconds, ended.peak)
+            return Outcome(None, of_death(ended, said, memory), said, seconds, ended.peak)
         said = worker.output.take()
-        if crash.is_out_of_memory(reply, said):
-            return Outcome(None, crash.of_memory(memory), said, seconds, self._kill(worker))
+        if is_out_of_memory(reply, said):
+            return Outcome(None, Ending("memory", memory), said, seconds, self._kill(worker))
         is_worn = worker.jobs >= self._limits.jobs or resident > self._limits.resident
         if is_worn or reply.get("tainted") or ("error" in reply and said):
             return Outcome(reply, None, said, seconds, self._kill(worker))
@@ -129,25 +197,6 @@ class Service:
         with suppress(ServerGoneError):
             return self._pool.end(worker).peak
         return 0
-
-
-def _request(job: dict[str, Any], directory: str, memory: int) -> bytes:
-    cwd = os.sep
-    with suppress(FileNotFoundError):  # it was removed
-        cwd = os.getcwd()
-    job = {"environment": config.child_environment(), **job}
-    message = {"job": job, "directory": os.path.join(cwd, directory), "memory": memory, "cwd": cwd}
-    try:
-        return protocol.encode(message)
-    except protocol.ProtocolError as error:
-        raise ServiceUnavailable(str(error)) from error
-
-
-def _parts(answer: dict[str, Any]) -> tuple[dict[str, Any], int]:
-    reply, resident = answer.get("reply"), answer.get("resident")
-    if not isinstance(reply, dict) or not isinstance(resident, int):
-        raise protocol.ProtocolError("no reply is in the answer")
-    return reply, resident
 
 
 class _State:
@@ -190,23 +239,19 @@ def workers() -> int:
     """How many workers to have: the usable CPUs, 8 at most, divided by the job's ranks on this host; at least 1."""
     ranks = config.child_environment().get("LOCAL_WORLD_SIZE", "")
     share = int(ranks) if ranks.isascii() and ranks.isdigit() else 1
-    return max(1, min(_usable(), _MOST) // max(1, share))
-
-
-def _usable() -> int:
     allowed, most = len(os.sched_getaffinity(0)), quota()
-    return allowed if most is None else min(allowed, max(1, int(most)))
+    usable = allowed if most is None else min(allowed, max(1, int(most)))
+    return max(1, min(usable, _MOST) // max(1, share))
 
 
 def quota() -> float | None:
     """The CPU quota of this process's cgroups, the lowest of them, as a number of CPUs; None without a limit."""
-    quotas = []
-    for hierarchy, group in _groups():
-        while True:
-            quotas += [*_limit(os.path.join(hierarchy, group.lstrip("/")))]
-            if group in ("", "/"):
-                break
-            group = os.path.dirname(group)
+    quotas = (
+        limit
+        for hierarchy, group in _groups()
+        for each in (group, *PurePath(group).parents)
+        for limit in _limit(os.path.join(hierarchy, str(each).lstrip("/")))
+    )
     return min(quotas, default=None)
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+import importlib
 import json
 import os
 import re
+import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -15,7 +18,6 @@ from safecache.errors import TritonCompileCrash
 from safecache.files import folders
 from safecache.isolation import client, reports
 from safecache.isolation.client import Outcome
-from safecache.isolation.crash import Crash, diagnose, make
 from safecache.isolation.request import Limits, Request
 from safecache.places import layout, ours
 from safecache.reporting import events, report
@@ -23,10 +25,24 @@ from safecache.reporting.kinds import Kind, Reason
 from safecache.reporting.report import Refusal
 from safecache.session import Part, inherit
 from safecache.settings import config, timestamps
+from safecache.settings.units import write_size
 from safecache.signing import keyring, provenance, seal, trust
 from safecache.store import entry_files
 
-__all__ = ["Note", "confirmed", "diagnosed", "find", "forget", "hashes", "listed", "remember", "skipped"]
+__all__ = [
+    "Crash",
+    "Note",
+    "confirmed",
+    "diagnose",
+    "diagnosed",
+    "find",
+    "forget",
+    "hashes",
+    "listed",
+    "make",
+    "remember",
+    "skipped",
+]
 
 _HASH = re.compile(r"[0-9a-f]{64}")
 _DAY = 86400.0
@@ -34,8 +50,93 @@ _DAY = 86400.0
 _LASTS, _LIMIT_LASTS = 30 * _DAY, _DAY
 _REMEDY = "The kernel is compiled again."
 
+# MLIR catches a SIGABRT or SIGSEGV inside a pass; the error itself says only this.
+_PASS_FAILED = "PassManager::run failed"
+_SIGNAL_SHOWN = re.compile(
+    r"Assertion `.*' failed|LLVM ERROR:|UNREACHABLE executed|A signal was caught|terminate called|Stack dump:",
+    re.DOTALL,
+)
+_BY_OTHERS = (signal.SIGKILL, signal.SIGTERM)
+
 # This process's notes by root and hash: with a cache that cannot be written, it would wait for each timeout again.
 _known: Part[dict[tuple[str, str], Note]] = Part(dict, inherit)
+
+
+class Crash(NamedTuple):
+    """``number``: the signal or exit status; for a timeout or memory, the limit in seconds or bytes."""
+
+    how: str
+    number: int
+    stage: str
+
+    @property
+    def is_of_limit(self) -> bool:
+        """Whether it depends on a limit and the machine's load, rather than on the kernel alone."""
+        return self.how in ("timeout", "memory")
+
+    @property
+    def is_by_others(self) -> bool:
+        """Whether another process or the OOM killer killed it: that says nothing about the Triton kernel."""
+        return self.how == "signal" and self.number in _BY_OTHERS
+
+    @property
+    def is_of_kernel(self) -> bool:
+        """Whether only the Triton kernel can have caused it."""
+        return not self.is_of_limit and not self.is_by_others
+
+    @property
+    def words(self) -> str:
+        """A description for a person."""
+        if self.how == "timeout":
+            return f"it took more than {self.number} s"
+        if self.how == "memory":
+            return f"it took more than {write_size(self.number)} of memory"
+        if self.how == "exit":
+            return f"the process ended with exit status {self.number}"
+        if self.how == "recovered":
+            return "MLIR caught a signal in a pass"
+        by = ", sent by somebody else, perhaps for want of memory" if self.is_by_others else ""
+        is_named = self.number in set(signal.Signals)
+        return f"{signal.Signals(self.number).name if is_named else f'signal {self.number}'}{by}"
+
+
+def diagnose(ending: tuple[str, int] | None, error: Mapping[str, Any] | None, stderr: str, stage: str) -> Crash | None:
+    """The crash that a compile ended with; None if it ended well, or with an error of the kernel's author.
+
+    ``ending``: how the worker ended, None if it lives on; ``error``: the one in the job's reply, if any.
+    """
+    if ending is not None:
+        return Crash(*ending, stage)
+    if error is None or _PASS_FAILED not in error["message"] or not _SIGNAL_SHOWN.search(stderr):
+        return None
+    return Crash("recovered", 0, stage)
+
+
+def make(message: str, attributes: Mapping[str, Any]) -> TritonCompileCrash:
+    """The error to raise; if Triton is installed, one that its autotuner skips."""
+    return _raised()(message, **attributes)
+
+
+@functools.cache
+def _raised() -> type[TritonCompileCrash]:
+    try:
+        triton = importlib.import_module("triton.runtime.errors")
+        bases = (TritonCompileCrash, triton.PTXASError, triton.OutOfResources)
+    except (ImportError, AttributeError):
+        return TritonCompileCrash
+
+    def reduce(self: TritonCompileCrash) -> tuple[Any, ...]:
+        names = ("how", "signal", "stage", "kernel", "config", "report")
+        return make, (str(self), {name: getattr(self, name) for name in names})
+
+    # What handlers of the base classes print.
+    members = {"error_message": property(str), "required": 0, "limit": 0, "name": "Triton's compiler"}
+    members |= {
+        "__reduce__": reduce,
+        "__doc__": TritonCompileCrash.__doc__,
+        "__module__": TritonCompileCrash.__module__,
+    }
+    return type(TritonCompileCrash.__name__, bases, members)
 
 
 class Note(NamedTuple):

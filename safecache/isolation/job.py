@@ -18,7 +18,6 @@ from triton.runtime import cache
 from triton.runtime.driver import driver
 
 from safecache.isolation import encoding, functions, protocol
-from safecache.isolation.crash import STAGE_FILE
 from safecache.isolation.encoding import rebuild
 from safecache.isolation.values import Decoder
 
@@ -102,7 +101,7 @@ class _Compile:
     def _watched(self, stage: str, make: Callable[..., Any]) -> Callable[..., Any]:
         def make_watched(*rest: Any) -> Any:
             self.stage = stage
-            Path(self.directory, STAGE_FILE).write_text(stage)
+            Path(self.directory, protocol.STAGE_FILE).write_text(stage)
             return make(*rest)
 
         return make_watched

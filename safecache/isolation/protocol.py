@@ -17,10 +17,28 @@ from typing import Any
 
 from safecache.session import Part, inherit
 
-__all__ = ["MOST_BYTES", "ProtocolError", "encode", "heard", "receive", "receive_with_descriptors", "repeat", "send"]
+__all__ = [
+    "MOST_BYTES",
+    "STAGES",
+    "STAGE_FILE",
+    "TEMPORARY",
+    "ProtocolError",
+    "encode",
+    "heard",
+    "receive",
+    "receive_with_descriptors",
+    "repeat",
+    "send",
+]
 
 # The IR of the largest kernels has some MB.
 MOST_BYTES = 64 << 20
+# Where compilers put temporary files, below the job's directory: they are removed with that, even if they are killed.
+TEMPORARY = ".tmp"
+# The file in the job's directory that names the current stage, and the stages in order, by the suffix of the file that
+# Triton stores when each is done.
+STAGE_FILE = "stage"
+STAGES = ("source", "glir", "ttir", "ttgir", "llir", "ptx", "amdgcn", "cubin", "hsaco")
 
 _MOST_DESCRIPTORS = 4
 _CHUNK = 1 << 20

@@ -18,8 +18,7 @@ from typing import Any, NamedTuple
 from safecache._version import __version__
 from safecache.files import folders, opening
 from safecache.files.folders import Folder
-from safecache.isolation.crash import STAGE_FILE, STAGES
-from safecache.isolation.worker import TEMPORARY
+from safecache.isolation.protocol import STAGE_FILE, STAGES, TEMPORARY
 from safecache.places import ours
 from safecache.settings import timestamps
 from safecache.store import groups

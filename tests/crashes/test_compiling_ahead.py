@@ -11,8 +11,7 @@ import triton
 from safecache import compiles, session
 from safecache.errors import TritonCompileCrash
 from safecache.isolation import asked, client, compiling, crashes
-from safecache.isolation.crash import Crash
-from safecache.isolation.crashes import Note
+from safecache.isolation.crashes import Crash, Note
 from safecache.isolation.request import Limits, Request
 from safecache.ports import KernelRequest
 from safecache.reporting import events

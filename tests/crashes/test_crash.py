@@ -9,7 +9,7 @@ import pytest
 from conftest import python
 
 from safecache.errors import SafecacheError, TritonCompileCrash
-from safecache.isolation.crash import Crash, diagnose, make
+from safecache.isolation.crashes import Crash, diagnose, make
 
 ATTRIBUTES = {"how": "signal", "signal": 6, "stage": "ptx", "kernel": "k", "config": {"N": 1}, "report": "/r"}
 FAILED_PASS = {"type": "builtins.RuntimeError", "message": "PassManager::run failed", "stage": "ttgir"}

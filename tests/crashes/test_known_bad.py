@@ -12,8 +12,7 @@ import pytest
 from safecache import session
 from safecache.errors import EntryRefusedError
 from safecache.isolation import crashes
-from safecache.isolation.crash import Crash
-from safecache.isolation.crashes import Note
+from safecache.isolation.crashes import Crash, Note
 from safecache.isolation.request import Limits
 from safecache.reporting import events
 from safecache.reporting.kinds import Kind

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from safecache.isolation import crash
+from safecache.isolation import client
 from safecache.isolation.connection import Ended
 
 LIMIT = 1 << 30
@@ -33,7 +33,7 @@ SMALL = 100 << 20
     ],
 )
 def test_a_death_is_for_want_of_memory_where_that_can_be_told(status, peak, output, expected):
-    assert crash.of_death(Ended(status, peak), output, LIMIT) == expected
+    assert client.of_death(Ended(status, peak), output, LIMIT) == expected
 
 
 @pytest.mark.parametrize(
@@ -51,13 +51,13 @@ def test_a_death_is_for_want_of_memory_where_that_can_be_told(status, peak, outp
     ],
 )
 def test_a_failure_is_for_want_of_memory_where_that_can_be_told(error, output, expected):
-    assert crash.is_out_of_memory({"error": error}, output) is expected
+    assert client.is_out_of_memory({"error": error}, output) is expected
 
 
 def test_a_reply_without_an_error_is_not_for_want_of_memory():
-    assert not crash.is_out_of_memory({"key": "out of memory"}, "out of memory")
+    assert not client.is_out_of_memory({"key": "out of memory"}, "out of memory")
 
 
 @pytest.mark.parametrize(("seconds", "told"), [(0.1, 1), (1.0, 1), (1.5, 2), (600.0, 600)])
 def test_a_limit_of_time_is_told_in_whole_seconds(seconds, told):
-    assert crash.of_timeout(seconds) == ("timeout", told)
+    assert client.of_timeout(seconds) == ("timeout", told)

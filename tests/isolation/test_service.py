@@ -246,7 +246,7 @@ def test_an_interrupted_job_leaves_no_process_running_it(run):
     code = (
         "import os, signal, sys, threading, time\n"
         "from safecache.isolation.client import Service\n"
-        "from safecache.isolation.worker import TEMPORARY\n"
+        "from safecache.isolation.protocol import TEMPORARY\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # of a job in the background it is ignored
         "service = Service('isolation.stand_in', (), size=1)\n"
         "def interrupt():\n"

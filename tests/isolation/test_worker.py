@@ -17,12 +17,12 @@ from safecache.isolation import protocol
 CODE = """
 import resource, sys
 import stand_in
-from safecache.isolation import worker
+from safecache.isolation import server as service
 
 channel, output, server, limit, most = map(int, sys.argv[1:])
 if limit >= 0:
     resource.setrlimit(limit, (most, most))
-worker.main(channel, output, server, stand_in.run, 60)
+service.work(channel, output, server, stand_in.run, 60)
 """
 
 

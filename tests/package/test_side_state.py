@@ -17,7 +17,7 @@ from safecache.explain import key_records
 from safecache.files import private_directory
 from safecache.flights import leases
 from safecache.history import journal
-from safecache.isolation import crash, crashes
+from safecache.isolation import crashes
 from safecache.places import layout, ours
 from safecache.places.layout import CodeFile
 from safecache.places.refs import Ref
@@ -82,7 +82,7 @@ def everything(tmp_path, settings, monkeypatch):
     record = key_records.KeyRecord(Kind.FX_ENTRY, "f" + "a" * 51, "name", time.time(), ())
     key_records.remember(record, root)
     journal.write("fx miss", root, {"key": "a"})
-    found = crash.Crash("signal", "ttir", 11)
+    found = crashes.Crash("signal", "ttir", 11)
     crashes.remember(root, "a" * 64, crashes.Note(found, "kernel", {}, None, time.time()))
     for folder, name in ((ours.CRASHES, "a/report.json"), (ours.TRASH, "a")):
         cache.file(places["CACHE"] / ours.FOLDER / folder / name, 0)
