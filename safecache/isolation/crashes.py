@@ -218,15 +218,12 @@ def _read(root: str, hash: str) -> Note | None:
     content = loading.read_unverified(Kind.KNOWN_BAD, path)
     if content is None:
         return None
-    verdict = seal.verify(content, Kind.KNOWN_BAD, hash, keyring.current().find, config.current().namespace)
-    refusal = _refusal(verdict)
-    if refusal is not None:
-        report.refuse(refusal, Kind.KNOWN_BAD, path, _REMEDY)
-        return None
-    with suppress(ValueError, TypeError, KeyError, RecursionError):
-        return _decoded(json.loads(seal.payload_of(content)))
-    refusal = Refusal(Reason.UNKNOWN_FORMAT, "this version does not know its format")
-    report.refuse(refusal, Kind.KNOWN_BAD, path, _REMEDY)
+    found = trust.examine(content, Kind.KNOWN_BAD, hash, None)
+    if not isinstance(found, Refusal):
+        with suppress(ValueError, TypeError, KeyError, RecursionError):
+            return _decoded(json.loads(seal.payload_of(content)))
+        found = Refusal(Reason.UNKNOWN_FORMAT, "this version does not know its format")
+    report.refuse(found._replace(remedy=""), Kind.KNOWN_BAD, path, _REMEDY)
     return None
 
 
@@ -240,13 +237,6 @@ def _decoded(stated: Any) -> Note:
     if type(note.crash.number) is not int:
         raise TypeError("the number of a crash is none")
     return note
-
-
-def _refusal(verdict: seal.Verdict) -> Refusal | None:
-    if verdict.reason is None:
-        return trust.foreign(verdict, Kind.KNOWN_BAD)
-    by_nobody = "it is not sealed by a key that this process trusts"
-    return Refusal(verdict.reason, by_nobody if verdict.reason in trust.UNATTESTED else trust.evidence(verdict))
 
 
 def diagnosed(outcome: Outcome, directory: str) -> Crash | None:

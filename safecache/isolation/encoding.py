@@ -54,7 +54,8 @@ _TYPES_FROM = (sys.stdlib_module_names | {"triton", "nanobind", "pybind11_builti
 
 def replaced_in_front_end() -> str | None:
     """The name of a function between a kernel's source and its IR that is not as released; None if all are."""
-    return _front_end().replaced()
+    # The rest of triton.compiler.compiler decides where to compile.
+    return _area(_FRONT_END, ASTSource, IRSource).replaced()
 
 
 def replaced_in_backend(backend: Any) -> str | None:
@@ -63,18 +64,7 @@ def replaced_in_backend(backend: Any) -> str | None:
     module = sys.modules.get("triton._instrumentation")
     if getattr(module, "_callbacks", None) or getattr(backend, "instrumentation", None) is not None:
         return "the instrumentation of kernels"
-    return _backend(type(backend).__module__).replaced()
-
-
-@functools.cache
-def _front_end() -> _Area:
-    # The rest of triton.compiler.compiler decides where to compile.
-    return _Area(_FRONT_END, ASTSource, IRSource)
-
-
-@functools.cache
-def _backend(module: str) -> _Area:
-    return _Area((module,))
+    return _area((type(backend).__module__,)).replaced()
 
 
 class _Area:
@@ -96,11 +86,16 @@ class _Area:
         found: dict[Any, _Namespace] = {}
         for name, module in list(sys.modules.items()):
             if any(f"{name}.".startswith(f"{root}.") for root in self._roots):
-                for part in (module, *filter(_is_of_triton, list(vars(module).values()))):
+                classes = (value for value in list(vars(module).values()) if isinstance(value, type))
+                of_triton: Iterator[Any] = (kind for kind in classes if kind.__module__.partition(".")[0] == "triton")
+                for part in (module, *of_triton):
                     full_name = name if part is module else f"{part.__module__}.{part.__qualname__}"
                     if part not in self._namespaces:
                         found.setdefault(part, _Namespace(full_name, vars(part)))
         return found
+
+
+_area = functools.cache(_Area)
 
 
 class _Namespace:
@@ -124,10 +119,6 @@ class _Namespace:
             self._seen = values
             self._sources = [(value, value.src) for value in values if _has_source(value)]
         return None
-
-
-def _is_of_triton(value: Any) -> bool:
-    return isinstance(value, type) and value.__module__.partition(".")[0] == "triton"
 
 
 def _has_source(value: Any) -> bool:
@@ -188,7 +179,14 @@ _PLAIN = (bool, int, str)
 
 def current() -> dict[str, dict[str, Any]]:
     """The values of Triton's knobs in this process, by group and name."""
-    return {group: _plain(values) for group, values in _groups().items()}
+    found = {}
+    for group, values in _groups().items():
+        # Some are read from the environment when Triton is imported, which in a worker may be at another time.
+        constants = vars(type(values)).items()
+        at_import = {name: value for name, value in constants if isinstance(value, _PLAIN) and name[0] != "_"}
+        own = {**at_import, **vars(values)}
+        found[group] = {name: value for name, value in own.items() if value is None or isinstance(value, _PLAIN)}
+    return found
 
 
 def hindrance_of_knobs() -> str | None:
@@ -218,16 +216,6 @@ def _groups() -> dict[str, Any]:
     return {name: value for name, value in vars(knobs).items() if isinstance(value, knobs.base_knobs)}
 
 
-def _plain(group: Any) -> dict[str, Any]:
-    # Some are read from the environment when Triton is imported, which in a worker may be at another time.
-    own = {**_read_at_import(type(group)), **vars(group)}
-    return {name: value for name, value in own.items() if value is None or isinstance(value, _PLAIN)}
-
-
-def _read_at_import(kind: type) -> dict[str, Any]:
-    return {name: value for name, value in vars(kind).items() if isinstance(value, _PLAIN) and name[0] != "_"}
-
-
 class CannotTravel(Exception):
     """This compile must stay in this process. The text is the reason, a clause: "… is set to a function"."""
 
@@ -244,7 +232,16 @@ def encode(source: Any, target: Any, options: dict[str, Any]) -> dict[str, Any]:
     CannotTravel, naming what cannot be sent; FrontEndError if the kernel itself is at fault.
     """
     try:
-        return _encoded(source, target, options)
+        hindrance = hindrance_of_knobs()
+        replaced = replaced_in_backend(make_backend(target))
+        if hindrance is not None or replaced is not None:
+            raise CannotTravel(hindrance or f"{replaced} is not as Triton was released")
+        return {
+            **_source(source, target, options),
+            "options": Encoder(_refuse).encode(options),
+            "knobs": current(),
+            "driver": _driver_target(),
+        }
     except CannotTravel:
         raise
     except UnshippableError as error:
@@ -252,19 +249,6 @@ def encode(source: Any, target: Any, options: dict[str, Any]) -> dict[str, Any]:
     except Exception as error:
         # Such as from a user's repr=: the compile in this process meets the same error, or does not need the call.
         raise CannotTravel(f"to encode it raises {type(error).__name__}: {error}") from error
-
-
-def _encoded(source: Any, target: Any, options: dict[str, Any]) -> dict[str, Any]:
-    hindrance = hindrance_of_knobs()
-    replaced = replaced_in_backend(make_backend(target))
-    if hindrance is not None or replaced is not None:
-        raise CannotTravel(hindrance or f"{replaced} is not as Triton was released")
-    return {
-        **_source(source, target, options),
-        "options": Encoder(_refuse).encode(options),
-        "knobs": current(),
-        "driver": _driver_target(),
-    }
 
 
 def _source(source: Any, target: Any, options: dict[str, Any]) -> dict[str, Any]:
@@ -279,27 +263,22 @@ def _source(source: Any, target: Any, options: dict[str, Any]) -> dict[str, Any]
 
 
 def _kernel(source: Any) -> dict[str, Any]:
-    kernels = Kernels(source.fn)
+    kernel = source.fn
+    kernels, symbol = Kernels(kernel), None
     encode = kernels.encoder.encode
+    if kernel._repr is not None:  # the name that the kernel's ``repr=`` gives this specialization
+        constants = {kernel.arg_names[path[0]]: value for path, value in source.constants.items() if len(path) == 1}
+        symbol = str(kernel.repr(Specialization(constants, source.signature)))
     return {
         "kind": "kernel",
         "language": language_of(source),
         "name": source.name,
-        "symbol": _symbol(source),
+        "symbol": symbol,
         "signature": encode(source.signature),
         "constants": encode(source.constants),
         "attributes": encode(source.attrs),
         **kernels.encoded(),
     }
-
-
-def _symbol(source: Any) -> str | None:
-    """The name that the kernel's ``repr=`` gives this specialization; None without a ``repr=``."""
-    kernel = source.fn
-    if kernel._repr is None:
-        return None
-    constants = {kernel.arg_names[path[0]]: value for path, value in source.constants.items() if len(path) == 1}
-    return str(kernel.repr(Specialization(constants, source.signature)))
 
 
 class Specialization(NamedTuple):

@@ -5,8 +5,6 @@ from __future__ import annotations
 import inspect
 import os
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from types import CellType, CodeType, FunctionType
@@ -77,7 +75,10 @@ class Kernels:
             raise UnshippableError(f"{kernel!r} is of a class of its own, {type(kernel).__qualname__}")
         if kernel.fn is None or kernel.__globals__ is None:
             raise UnshippableError(f"the kernel {kernel.__name__} has been stripped of its function")
-        offset, indent = _where_defined(kernel.raw_src)
+        # What Triton reads from the source with decorators: how many lines stand before the def, and its indentation.
+        lines = kernel.raw_src
+        offset = next((number for number, line in enumerate(lines) if line.strip().startswith("def ")), 0)
+        defined = next(filter(None, map(_DEF.match, lines)), None)
         return {
             "language": language,
             "source": kernel.src,
@@ -86,7 +87,7 @@ class Kernels:
             "file": kernel.fn.__code__.co_filename,
             "line": kernel.starting_line_number,
             "offset": offset,
-            "indent": indent,
+            "indent": defined["indent"] if defined else "",
             "name": kernel.__name__,
             "qualname": kernel.__qualname__,
             "module": kernel.__module__,
@@ -120,13 +121,6 @@ class Kernels:
 
     def _encode(self, value: Any, use: Use, kernel: Any, name: str) -> Any:
         return self.encoder.encode_used(value, use, f"{name} in {kernel.__name__}")
-
-
-def _where_defined(lines: list[str]) -> tuple[int, str]:
-    """What Triton reads from the source with decorators: the number of lines before the def, and its indentation."""
-    offset = next((number for number, line in enumerate(lines) if line.strip().startswith("def ")), 0)
-    found = next((match for match in map(_DEF.match, lines) if match), None)
-    return offset, found["indent"] if found else ""
 
 
 def _joined(one: Any, other: Any) -> Any:
@@ -167,8 +161,13 @@ class Rebuilt:
     def _build(self, record: dict[str, Any]) -> Any:
         lines = ["\n"] * record["offset"] + [f"{record['indent']}def {record['name']}(): ...\n"]
         settings = {name: self.decoder.decode(value) for name, value in record["settings"].items()}
-        with _source_lines(lines, record["line"]):
+        # Triton reads these lines instead of the file, which may have changed. A worker has one thread.
+        stock = inspect.getsourcelines
+        inspect.getsourcelines = lambda object: (lines, record["line"])  # noqa: ARG005
+        try:
             kernel = kernel_class(record["language"])(self._function(record), **settings)
+        finally:
+            inspect.getsourcelines = stock
         # Triton calls this unsafe once a kernel has been hashed; this one has not been.
         kernel._unsafe_update_src(record["source"])
         kernel.hash = record["hash"]
@@ -199,25 +198,15 @@ def _code(free: tuple[str, ...]) -> CodeType:
     return next(constant for constant in outer.co_consts if isinstance(constant, CodeType))
 
 
-@contextmanager
-def _source_lines(lines: list[str], first: int) -> Iterator[None]:
-    """Have Triton read these lines instead of the file, which may have changed. A worker has one thread."""
-    stock = inspect.getsourcelines
-    inspect.getsourcelines = lambda object: (lines, first)  # noqa: ARG005
-    try:
-        yield
-    finally:
-        inspect.getsourcelines = stock
-
-
 def rebuild(encoded: dict[str, Any], directory: str) -> Any:
     """The source for triton.compile(); its file, if any, is put into ``directory``. Raises OSError or ValueError."""
-    if encoded["kind"] == "kernel":
-        return _kernel(encoded)
-    return _ir(encoded) if encoded["kind"] == "ir" else _Lowered(encoded, directory)
-
-
-def _kernel(encoded: dict[str, Any]) -> Any:
+    if encoded["kind"] == "lowered":
+        return _Lowered(encoded, directory)
+    if encoded["kind"] == "ir":
+        # By its own path, which the locations in the IR refer to.
+        if Path(encoded["path"]).read_text() != encoded["text"]:
+            raise ValueError(f"{encoded['path']} has changed since it was read")
+        return encoded["path"]
     rebuilt = Rebuilt(encoded)
     kernel = rebuilt.kernel()
     if encoded["symbol"] is not None:
@@ -249,11 +238,3 @@ class _Lowered(ASTSource):  # type: ignore[misc]
 
     def parse_options(self) -> dict[str, Any]:
         return {}
-
-
-def _ir(encoded: dict[str, Any]) -> str:
-    # By its own path, which the locations in the IR refer to.
-    path: str = encoded["path"]
-    if Path(path).read_text() != encoded["text"]:
-        raise ValueError(f"{path} has changed since it was read")
-    return path

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import select
 import signal
@@ -140,7 +141,7 @@ class Pool:
         self._connection: Connection | None = None
         self._idle: list[Worker] = []
         self._in_use = 0
-        self._last_number = 0
+        self._numbers = itertools.count(1)
         self._deaths = 0
         self._refusal = ""
         self._failing = Breaker()
@@ -167,7 +168,7 @@ class Pool:
             connection = self.connect()
             try:
                 self._wait_for(connection)
-                worker = self._idle_worker(connection) or Worker(connection, self._next_number())
+                worker = self._idle_worker(connection) or Worker(connection, next(self._numbers))
             except ServerGoneError as error:
                 self._lost(connection, error)
                 continue
@@ -238,11 +239,6 @@ class Pool:
         self._connection = None
         while self._idle:
             self._idle.pop().let_go()
-
-    def _next_number(self) -> int:
-        with self._lock:
-            self._last_number += 1
-            return self._last_number
 
     def _idle_worker(self, connection: Connection) -> Worker | None:
         """The idle worker last used, or None; ends those that are stale. Raises ServerGoneError."""

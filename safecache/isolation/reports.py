@@ -72,54 +72,40 @@ triton.compile(source, target=GPUTarget({backend!r}, {arch!r}, {warp_size!r}), o
 
 
 class _UnwritableError(Exception):
-    """No expression evaluates to this value, or two objects share a name."""
+    """No expression evaluates to this value."""
 
 
 def kernel_script(encoded: dict[str, Any], described: dict[str, Any], options: dict[str, Any]) -> str | None:
     """A program that reproduces the crash from the kernel's source; None if impossible. Arguments as in Facts."""
     if encoded.get("kind") != "kernel" or encoded["language"] != "triton":
         return None
-    try:
-        return _kernel_program(encoded, described, options)
-    except _UnwritableError:
-        return None
-
-
-def _kernel_program(encoded: dict[str, Any], described: dict[str, Any], options: dict[str, Any]) -> str:
     functions = encoded["functions"]
     names = [record["name"] for record in functions]
-    known = _globals(encoded) | {name: {"function": number} for number, name in enumerate(names)}
-    if len(set(names)) < len(names) or any(known[name] != value for name, value in _globals(encoded).items()):
-        raise _UnwritableError
-    others = {name: value for name, value in known.items() if name not in names and value != {"absent": None}}
-    values = [_assignment(name, value, names) for name, value in others.items() if not _is_function(value)]
-    return _PROGRAM.format(
-        triton=described["versions"]["triton"],
-        kernel=described["kernel"],
-        values="\n".join(values),
-        functions="\n\n\n".join(_decorated(record, names) for record in functions),
-        aliases="\n".join(_assignment(name, value, names) for name, value in others.items() if _is_function(value)),
-        function=names[0],
-        signature=_expression(encoded["signature"], names),
-        constants=_expression(encoded["constants"], names),
-        attributes=_expression(encoded["attributes"], names),
-        options=options,
-        **described["target"],
-    )
-
-
-def _globals(encoded: dict[str, Any]) -> dict[str, Any]:
-    """The globals of all functions, as of one module. Raises _UnwritableError if they conflict."""
+    # As of one module.
     found: dict[str, Any] = {}
-    for name, value in _found_by_name(encoded):
-        if found.setdefault(name, value) != value:
-            raise _UnwritableError
-    return found
-
-
-def _found_by_name(encoded: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    for scope in (*encoded["scopes"], *(record["free"] for record in encoded["functions"])):
-        yield from scope.items()
+    for scope in (*encoded["scopes"], *(record["free"] for record in functions)):
+        if any(found.setdefault(name, value) != value for name, value in scope.items()):
+            return None
+    known = found | {name: {"function": number} for number, name in enumerate(names)}
+    if len(set(names)) < len(names) or any(known[name] != value for name, value in found.items()):
+        return None
+    others = {name: value for name, value in known.items() if name not in names and value != {"absent": None}}
+    try:
+        return _PROGRAM.format(
+            triton=described["versions"]["triton"],
+            kernel=described["kernel"],
+            values="\n".join(_assignment(n, value, names) for n, value in others.items() if not _is_function(value)),
+            functions="\n\n\n".join(_decorated(record, names) for record in functions),
+            aliases="\n".join(_assignment(n, value, names) for n, value in others.items() if _is_function(value)),
+            function=names[0],
+            signature=_expression(encoded["signature"], names),
+            constants=_expression(encoded["constants"], names),
+            attributes=_expression(encoded["attributes"], names),
+            options=options,
+            **described["target"],
+        )
+    except _UnwritableError:
+        return None
 
 
 def _is_function(value: Any) -> bool:
@@ -141,30 +127,26 @@ def _expression(encoded: Any, names: list[str]) -> str:
     if not isinstance(encoded, dict):
         return repr(encoded)
     ((kind, content),) = encoded.items()
-    if kind == "triton":
-        return f"importlib.import_module({content[0]!r}).{content[1]}"
-    if kind == "function":
-        return names[content]
-    if kind == "namespace":
-        name, parts = content
-        pairs = (f"{part!r}: {_expression(value, names)}" for part, value in parts.items())
-        return f"module({name!r}, {{{', '.join(pairs)}}})"
-    if kind == "dict":
-        return f"{{{', '.join(f'{_expression(k, names)}: {_expression(v, names)}' for k, v in content)}}}"
-    return _call(kind, content, names)
-
-
-def _call(kind: str, content: Any, names: list[str]) -> str:
-    if kind in ("float", "dtype", "module"):
-        function = {"float": "float.fromhex", "dtype": "tl.dtype", "module": "importlib.import_module"}[kind]
-        return f"{function}({content!r})"
-    if kind == "constexpr":
-        return f"tl.constexpr({_expression(content, names)})"
-    if kind == "pointer":
-        element, address_space, const = content
-        return f"tl.pointer_type({_expression(element, names)}, {address_space!r}, {const!r})"
-    if kind in ("tuple", "list"):
-        return f"{kind}([{', '.join(_expression(each, names) for each in content)}])"
+    match kind:
+        case "triton":
+            return f"importlib.import_module({content[0]!r}).{content[1]}"
+        case "function":
+            return names[content]
+        case "namespace":
+            pairs = (f"{part!r}: {_expression(value, names)}" for part, value in content[1].items())
+            return f"module({content[0]!r}, {{{', '.join(pairs)}}})"
+        case "dict":
+            return f"{{{', '.join(f'{_expression(k, names)}: {_expression(v, names)}' for k, v in content)}}}"
+        case "tuple" | "list":
+            return f"{kind}([{', '.join(_expression(each, names) for each in content)}])"
+        case "float" | "dtype" | "module":
+            function = {"float": "float.fromhex", "dtype": "tl.dtype", "module": "importlib.import_module"}[kind]
+            return f"{function}({content!r})"
+        case "constexpr":
+            return f"tl.constexpr({_expression(content, names)})"
+        case "pointer":
+            element, address_space, const = content
+            return f"tl.pointer_type({_expression(element, names)}, {address_space!r}, {const!r})"
     raise _UnwritableError
 
 
@@ -347,7 +329,11 @@ def _contents(facts: Facts) -> Iterator[tuple[str, bytes]]:
     yield _SUMMARY, json.dumps(summary | facts.described, indent=1, default=repr).encode()
     yield "stderr.txt", facts.stderr.encode(errors="backslashreplace")
     yield f"kernel.{facts.ir or 'txt'}", facts.source.encode(errors="backslashreplace")
-    found = _files_in(facts.directory)
+    # Without ptxas's temporary files.
+    walked = [
+        each for each in os.walk(facts.directory) if TEMPORARY not in each[0][len(facts.directory) :].split(os.sep)
+    ]
+    found = sorted(os.path.join(directory, name) for directory, _, names in walked for name in names)
     stages = {os.path.splitext(path)[1][1:]: path for path in found}
     reached = [stage for stage in STAGES if stage in stages or stage == facts.ir]
     # What the compile started from, and the input of the stage that crashed.
@@ -356,21 +342,12 @@ def _contents(facts: Facts) -> Iterator[tuple[str, bytes]]:
     # Both runs have the same output of the front end: one copy is enough.
     for name, path in {os.path.basename(path): path for path in found if path.endswith(".mlir")}.items():
         yield name, _read(path)
-    program = _program(facts, f"kernel.{reached[0]}" if reached else None)
+    if not reached:
+        program = kernel_script(facts.encoded, facts.described, facts.options)
+    else:
+        program = script(facts.described, facts.options, facts.language, f"kernel.{reached[0]}", facts.stage)
     if program is not None:
         yield "reproduce.py", program.encode(errors="backslashreplace")
-
-
-def _program(facts: Facts, input: str | None) -> str | None:
-    if input is None:
-        return kernel_script(facts.encoded, facts.described, facts.options)
-    return script(facts.described, facts.options, facts.language, input, facts.stage)
-
-
-def _files_in(folder: str) -> list[str]:
-    """The paths of the files that a compile wrote to its directory, without ptxas's temporary ones."""
-    walked = [each for each in os.walk(folder) if TEMPORARY not in each[0][len(folder) :].split(os.sep)]
-    return sorted(os.path.join(directory, name) for directory, _, names in walked for name in names)
 
 
 def stage_in(directory: str) -> str:
@@ -388,11 +365,8 @@ def _read(path: str) -> bytes:
 def listed(root: str) -> dict[str, dict[str, Any]]:
     """The summaries of the reports in the cache by their directories; nothing attests what they say."""
     parent = ours.metadata_path(root, ours.CRASHES)
-    return {path: summary for path in _directories(parent) if (summary := _summary(path))}
-
-
-def _directories(parent: str) -> list[str]:
-    return [item.path for item in folders.listed(parent) if not item.name.startswith(".")]
+    paths = [item.path for item in folders.listed(parent) if not item.name.startswith(".")]
+    return {path: summary for path in paths if (summary := _summary(path))}
 
 
 def _summary(directory: str) -> dict[str, Any]:

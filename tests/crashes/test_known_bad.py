@@ -116,7 +116,7 @@ STATED = note()._asdict() | {"crash": note().crash._asdict()}
 @pytest.mark.parametrize(
     ("forge", "reason", "evidence"),
     [
-        (lambda: json.dumps(STATED).encode(), "unsealed", "it is not sealed by a key that this process trusts"),
+        (lambda: json.dumps(STATED).encode(), "unsealed", "no seal: it was written without safecache"),
         (lambda: sealed(STATED, OTHER), "other cache key", "it was sealed for another cache key"),
         (lambda: sealed(STATED, kind=Kind.KERNEL), "other kind", "it was sealed as another kind"),
         (lambda: sealed(STATED).replace(b"signal", b"memory"), "damaged", "its content does not match"),

@@ -248,7 +248,7 @@ def test_knobs_that_only_this_process_needs_keep_nothing_here():
 def test_threads_encode_the_same_at_once():
     expected = encoded(kernel)
     with ThreadPoolExecutor(8) as threads:
-        encoding._front_end.cache_clear()
+        encoding._area.cache_clear()
         assert list(threads.map(encoded, [kernel] * 64)) == [expected] * 64
 
 
