@@ -78,7 +78,7 @@ _UNITS = (
     ),
     Unit(
         "custom_operators",
-        {"omitted.hooks": ("torch.library",)},
+        {"omitted.operators": ("torch.library",)},
         "A graph is found in the cache although the code of a custom operator in it has changed.",
         package="safecache",
     ),

@@ -9,11 +9,11 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 
 from safecache import compiles
 from safecache.omitted import operators, sources, surroundings
-from safecache.omitted.table import PARTS
 from safecache.places.refs import Ref
 from safecache.ports import Compiling
 from safecache.reporting import events
@@ -22,36 +22,162 @@ from safecache.reporting.report import Refusal
 from safecache.session import Part, inherit
 from safecache.settings import config
 
-__all__ = [
-    "FIELD",
-    "described",
-    "differs_by_rank",
-    "note_compile",
-    "refusal",
-    "statement",
-]
+__all__ = ["FIELD", "PARTS", "KeyField", "described", "differs_by_rank", "note_compile", "refusal", "statement"]
 
 # The field of a seal's provenance.
 FIELD = "omitted"
 _OPS, _FILES = "ops", "files"
 # The keys of the graphs, of those that an entry refers to, which have none: whatever is found for these fits.
 _PLAIN = "plain"
-# What holds a graph. The others are made of any number of graphs, of which nothing says which ones.
-
-_T = TypeVar("_T")
-_Stated = dict[str, dict[str, str]]
-
-
 # What is sealed as it is, and not as a digest.
 _SHOWN = ("schema", "tags", "rank", "speculation", "modalities")
-
-
 _UNKNOWN = (
     "not all that {0} is made of can be compared: it was registered before safecache was imported, or is too large. "
     "SAFECACHE_ASSUME_UNCHANGED={0} accepts that"
 )
 # Rows of one part that a person would read.
 _MOST = 50
+
+_T = TypeVar("_T")
+
+_TORCH, _VLLM = "https://github.com/pytorch/pytorch", "https://github.com/vllm-project/vllm"
+
+
+class KeyField(NamedTuple):
+    """What is known to be missing from upstream's cache keys, and what follows from a difference in it.
+
+    ``title``: what to call it to a person. ``why``: it does or does not change code. ``issue``: of upstream.
+    ``refuses``: an entry that differs in it is not used; else that is only logged.
+    """
+
+    title: str
+    refuses: bool
+    why: str
+    issue: str
+
+
+PARTS: dict[str, KeyField] = {
+    "schema": KeyField(
+        "schema of a custom op",
+        True,
+        "what an op writes to, and defaults of its arguments, decide which calls stay in the graph, and in which order",
+        f"{_TORCH}/issues/187319",
+    ),
+    "tags": KeyField(
+        "tags of a custom op",
+        True,
+        "they decide on strides, on what CUDA graphs may hold, and on what is recomputed",
+        f"{_TORCH}/pull/193499",
+    ),
+    "fake": KeyField(
+        "fake implementation of a custom op",
+        True,
+        "shapes, strides and types of the results are constants in what is compiled",
+        f"{_TORCH}/issues/160472",
+    ),
+    "autograd": KeyField(
+        "gradient of a custom op",
+        True,
+        "the backward graph is traced through it",
+        f"{_TORCH}/issues/144344",
+    ),
+    "body": KeyField(
+        "decomposition of a custom op",
+        True,
+        "a triton_op's body, a decomposition or a lowering is traced through",
+        f"{_TORCH}/issues/160472",
+    ),
+    "kernels": KeyField(
+        "decomposition of a custom op by the dispatcher",
+        True,
+        "a composite implementation that a library was given is traced through, and one for Meta gives shapes",
+        f"{_TORCH}/issues/160472",
+    ),
+    "callable": KeyField(
+        "function allowed in the graph",
+        True,
+        "the key has its name, and AOTAutograd traces through it",
+        f"{_TORCH}/pull/194658",
+    ),
+    "subclass": KeyField(
+        "class of a tensor",
+        True,
+        "AOTAutograd traces through what a subclass does, and the key has no more of it than its metadata",
+        f"{_TORCH}/issues/160472",
+    ),
+    "pattern": KeyField(
+        "patterns of others in torch's passes",
+        True,
+        "they replace parts of the graph after the key was computed",
+        f"{_TORCH}/issues/136883",
+    ),
+    "inlined": KeyField(
+        "function inlined ahead of time",
+        True,
+        "what is loaded without being traced again keeps what Dynamo has inlined, whatever stands in its place now",
+        f"{_TORCH}/pull/194389",
+    ),
+    "files": KeyField(
+        "source file of a module",
+        True,
+        "the code that is traced after the key was computed calls what lies in it, or imports it",
+        f"{_TORCH}/issues/160472",
+    ),
+    "values": KeyField(
+        "values that a function inlined ahead of time finds outside",
+        True,
+        "guards that compare them may have been dropped, as vLLM does",
+        f"{_TORCH}/pull/194389",
+    ),
+    "rank": KeyField(
+        "rank, or number of ranks",
+        True,
+        "merged collectives, and code that asks for its rank, have it as a constant; other ranks' entries stay",
+        f"{_TORCH}/issues/188332",
+    ),
+    "model": KeyField(
+        "modules of vLLM's model",
+        True,
+        "LoRA and plugins put others in place of them, or choose another kernel; the graph names their parameters",
+        f"{_VLLM}/issues/55383",
+    ),
+    "speculation": KeyField(
+        "number of speculative tokens",
+        True,
+        "it is a size in the graph",
+        f"{_VLLM}/issues/53366",
+    ),
+    "modalities": KeyField(
+        "multimodal limits",
+        True,
+        "with none allowed, the model is called with other arguments",
+        f"{_VLLM}/issues/50891",
+    ),
+    "variables": KeyField(
+        "VLLM_* variables that vLLM does not declare",
+        True,
+        "a model or a plugin that reads one takes another branch; those that name places, ports or logs are left out",
+        "https://github.com/1CatAI/1Cat-vLLM/pull/536",
+    ),
+    "configuration": KeyField(
+        "vLLM's configuration, and VLLM_* variables that it declares",
+        False,
+        "what the graph can see of them is in vLLM's key, or in a row above",
+        f"{_VLLM}/pull/26468",
+    ),
+    "driver": KeyField(
+        "GPU driver",
+        False,
+        "kernels are compiled for the architecture, which is compared by itself; only measurements depend on it",
+        f"{_TORCH}/pull/101027",
+    ),
+    "server": KeyField(
+        "version of vLLM or SGLang",
+        False,
+        "what they put into a graph is in its key, and what their ops are made of is a row above",
+        f"{_VLLM}/pull/11598",
+    ),
+}
 
 
 class _State:
@@ -184,7 +310,7 @@ def _read(provenance: Mapping[str, str]) -> dict[str, Any] | None:
     return stated if all(isinstance(row, dict) for row in stated.get(_OPS, {}).values()) else None
 
 
-def _of_ops(ops: _Stated, kind: Kind) -> Refusal | None:
+def _of_ops(ops: dict[str, dict[str, str]], kind: Kind) -> Refusal | None:
     for name in sorted({*ops, *operators.find_changed(compiles.current.graph, is_lowered=kind is Kind.FX_ENTRY)}):
         there, here = ops.get(name, {}), _stated_now(name)
         is_unseen = operators.UNSEEN in {*there, *here}
@@ -226,14 +352,10 @@ def _refusal(part: str, name: str, there: str, here: str) -> Refusal:
     return Refusal(reason, evidence, "Recompiling.", cause=f"{part} {name}")
 
 
-def _now(part: str, name: str) -> str | None:
-    return _told(lambda: surroundings.now(part, name), None)
-
-
 def _of_surroundings(stated: Mapping[str, Any]) -> Refusal | None:
     for part in filter(stated.__contains__, PARTS):
         for name in sorted({*stated[part], *surroundings.names(part)}):
-            was, here = stated[part].get(name, ""), _now(part, name)
+            was, here = stated[part].get(name, ""), _told(partial(surroundings.now, part, name), None)
             if here is None or here == was:
                 continue
             if PARTS[part].refuses:

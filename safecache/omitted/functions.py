@@ -180,7 +180,9 @@ class _Walk:
         elif isinstance(value, enum.Enum):
             self._rows.append([path, str(value)])
             self.add(f"{path}.class", type(value))
-        elif "_modules" in getattr(value, "__dict__", ()) or not _is_upstream(type(value)):
+        elif "_modules" in getattr(value, "__dict__", ()) or not all(
+            sources.is_upstream(each.__module__) for each in type(value).__mro__
+        ):
             self._add_instance(path, value)
         else:
             self._rows += [[path, text] for text in _text(value)]
@@ -274,10 +276,6 @@ def _names(code: types.CodeType) -> Iterator[str]:
             yield from _names(constant)
         elif isinstance(constant, str):
             yield constant
-
-
-def _is_upstream(kind: type) -> bool:
-    return all(sources.is_upstream(each.__module__) for each in kind.__mro__)
 
 
 def _function_of(value: Any) -> types.FunctionType | None:

@@ -13,6 +13,7 @@ from contextlib import suppress
 from typing import Any
 
 from safecache.omitted import functions, sources
+from safecache.patching.hook import hook
 from safecache.session import Part, inherit
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "find_changed",
     "find_modules",
     "named_in",
+    "note_implementation",
     "operator_fingerprint",
     "registered",
 ]
@@ -128,12 +130,8 @@ def _changed() -> tuple[str, ...]:
     rules = getattr(sys.modules.get("torch._library.simple_registry"), "singleton", None)
     given = [*_registered, *_find_unseen()]
     given += [name for name, entry in (rules._data if rules else {}).items() if entry.torch_dispatch_rules._data]
-    return (*state.tables[1], *(_dotted(name) for name in given if name.partition("::")[0] in OF_TORCH))
-
-
-def _dotted(name: str) -> str:
-    name = name.replace("::", ".")
-    return name if name.count(".") > 1 else f"{name}.default"
+    names = (name.replace("::", ".") for name in given if name.partition("::")[0] in OF_TORCH)
+    return (*state.tables[1], *(name if name.count(".") > 1 else f"{name}.default" for name in names))
 
 
 def _find_unseen() -> frozenset[str]:
@@ -181,7 +179,11 @@ def _cell(cell: Any) -> Any:
 def _classes(graph: Any) -> set[type]:
     """Collect the classes of tensors in the graph, and of what these consist of, that are not torch's own."""
     found: set[type] = set()
-    left = [value for module in _modules_in(graph) for value in _values(module)]
+    left: list[Any] = []
+    for module in _modules_in(graph):
+        nodes = getattr(getattr(module, "graph", None), "nodes", ())
+        left += [node.meta.get("example_value", node.meta.get("val")) for node in nodes]
+        left += [*getattr(module, "_parameters", {}).values(), *getattr(module, "_buffers", {}).values()]
     while left:
         value = left.pop()
         found.add(type(value))
@@ -191,13 +193,6 @@ def _classes(graph: Any) -> set[type]:
             left += [getattr(value, name, None) for name in value.__tensor_flatten__()[0]]
     classes = {each for kind in found if hasattr(kind, "__torch_function__") for each in kind.__mro__}
     return {each for each in classes if not sources.is_upstream(each.__module__)}
-
-
-def _values(module: Any) -> Iterator[Any]:
-    for node in getattr(getattr(module, "graph", None), "nodes", ()):
-        yield node.meta.get("example_value", node.meta.get("val"))
-    yield from getattr(module, "_parameters", {}).values()
-    yield from getattr(module, "_buffers", {}).values()
 
 
 def collectives_in(graph: Any) -> bool:
@@ -243,20 +238,27 @@ def operator_fingerprint(name: str) -> dict[str, str]:
         return {"pattern": patterns.digest or "none"}
     what, _, place = name.rpartition(" ")
     if what:
-        found = _found(place)
-        looked = (
-            {} if found is None else {"callable" if what == _CALLABLE else "subclass": functions.look_into([found])}
-        )
+        module, _, path = place.partition(":")
+        found = _resolve(sys.modules.get(module), path)
+        row = "callable" if what == _CALLABLE else "subclass"
+        looked = {} if found is None else {row: functions.look_into([found])}
         _state.now.modules[name] = frozenset().union(*(each.modules for each in looked.values()))
         return {part: each.digest for part, each in looked.items()}
-    op = _op(name)
+    op = _resolve(getattr(sys.modules.get("torch"), "ops", None), name)
     if op is None:
         return {}
+    definition, entry = _definition(op), _entry(op)
+    # What Library.impl() was given for it; of a custom_op() that is torch's own, which calls what the others have.
+    given = sorted(_registered.get(op._name, {}).items()) if definition is None else []
+    formulas = [function for key, function in given if key.startswith("Autograd")]
+    fakes = [entry.fake_impl.kernel.func] if entry is not None and entry.fake_impl.kernel is not None else []
+    if definition is not None:
+        fakes, formulas = [definition._abstract_fn], [definition._backward_fn, definition._setup_context_fn]
     looked = {
-        "fake": functions.look_into(_fakes(op)),
-        "autograd": functions.look_into(_formulas(op)),
+        "fake": functions.look_into(fakes),
+        "autograd": functions.look_into(formulas),
         "body": functions.look_into(_bodies(op)),
-        "kernels": functions.look_into(_kernels(op, lambda key: not key.startswith("Autograd"))),
+        "kernels": functions.look_into(function for key, function in given if not key.startswith("Autograd")),
     }
     _state.now.modules[name] = frozenset(_libraries_of(op)).union(*(each.modules for each in looked.values()))
     parts = {"schema": str(op._schema), "tags": " ".join(sorted(tag.name for tag in op.tags))}
@@ -293,28 +295,17 @@ def _is_unseen(op: Any) -> bool:
         noted.add("Meta")  # torch's own, which calls that
     before = f"{op._name.replace('::', '/')}/"
     given = (each[len(before) :] for each in list(_given()) if each.startswith(before))
-    return any(key not in noted for key in given) and not _is_of_server(op)
-
-
-def _is_of_server(op: Any) -> bool:
-    """Tell whether each file that the dispatcher names lies in an installed server."""
+    if all(key in noted for key in given):
+        return False
+    # Whether each file that the dispatcher names lies in an installed server.
     torch = sys.modules["torch"]
     files = {place for place in _PLACE.findall(torch._C._dispatch_dump(op._name)) if place.endswith(".py")}
     modules = {getattr(each, "__file__", None): name for name, each in list(sys.modules.items())}
-    return bool(files) and all(path in modules and sources.is_upstream(modules[path]) for path in files)
+    return not files or not all(path in modules and sources.is_upstream(modules[path]) for path in files)
 
 
-def _found(place: str) -> Any:
-    module, _, path = place.partition(":")
-    found: Any = sys.modules.get(module)
+def _resolve(found: Any, path: str) -> Any:
     for part in path.split("."):
-        found = getattr(found, part, None)
-    return found
-
-
-def _op(name: str) -> Any:
-    found: Any = getattr(sys.modules.get("torch"), "ops", None)
-    for part in name.split("."):
         found = getattr(found, part, None)
     return found
 
@@ -329,22 +320,6 @@ def _definition(op: Any) -> Any:
     return known.OPDEFS.get(op._name) if known is not None else None
 
 
-def _fakes(op: Any) -> Iterator[Any]:
-    definition, entry = _definition(op), _entry(op)
-    if definition is not None:
-        yield definition._abstract_fn
-    elif entry is not None and entry.fake_impl.kernel is not None:
-        yield entry.fake_impl.kernel.func
-
-
-def _formulas(op: Any) -> Iterator[Any]:
-    definition = _definition(op)
-    if definition is not None:
-        yield from (definition._backward_fn, definition._setup_context_fn)
-    else:
-        yield from _kernels(op, lambda key: key.startswith("Autograd"))
-
-
 def _bodies(op: Any) -> Iterator[Any]:
     definition, entry = _definition(op), _entry(op)
     triton = sys.modules.get("torch._library.triton")
@@ -357,23 +332,27 @@ def _bodies(op: Any) -> Iterator[Any]:
     if entry is not None:
         yield from entry.torch_dispatch_rules._data.values()
     yield from op.py_kernels.values()
-    for module, table in _TABLES[:-1]:
+    for module, table in _TABLES:
         yield getattr(sys.modules.get(module), table, {}).get(op)
-    yield from _tuned(op)
-
-
-def _tuned(op: Any) -> Iterator[Any]:
-    """Yield what a lowering that tries several configurations was given: functions, and their arguments."""
+    # What a lowering that tries several configurations was given: functions, and their arguments.
     module, table = _TABLES[-1]
     lowering = getattr(sys.modules.get(module), table, {}).get(op)
-    if lowering is None:
-        return
-    yield lowering
-    for found in map(_cell, lowering.__closure__ or ()):
+    for found in map(_cell, getattr(lowering, "__closure__", None) or ()):
         yield from (getattr(each, "__dict__", each) for each in (found if isinstance(found, list) else [found]))
 
 
-def _kernels(op: Any, wanted: Callable[[str], bool]) -> Iterable[Any]:
-    """What Library.impl() was given for it; of a custom_op() that is torch's own, which calls what the others have."""
-    kernels = _registered.get(op._name, {}) if _definition(op) is None else {}
-    return [kernels[key] for key in sorted(kernels) if wanted(key)]
+@hook(
+    "torch.library:Library.impl(self, op_name, fn, dispatch_key=, *with_keyset=, *allow_override=)",
+    why="Torch's cache keys leave out the code of custom ops, so a changed op still hits the old graph.",
+    issue="https://github.com/pytorch/pytorch/issues/160472",
+)
+def note_implementation(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    """Library.impl: notes the function, unless it is torch's own for an op of torch."""
+
+    def note(op_name: Any, fn: Callable[..., Any], dispatch_key: str = "", **named: Any) -> None:  # noqa: ARG001
+        name = str(getattr(op_name, "_name", op_name))
+        registered(name if "::" in name else f"{instance.ns}::{name}", dispatch_key or instance.dispatch_key, fn)
+
+    result = wrapped(*args, **kwargs)
+    note(*args, **kwargs)
+    return result

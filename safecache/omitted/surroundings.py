@@ -163,14 +163,11 @@ def _inlined(made: Any) -> tuple[dict[str, str], bool]:
         module = sys.modules.get(source.module)
         name = functions.at_line(module, source.firstlineno) if module is not None else ""
         digest = functions.named(source.module, name) if name else ""
-        asks = asks or any(each in _lines(source) for each in _ASKS)
+        lines = "\n".join(source.content.splitlines()[source.firstlineno - 1 : source.lastlineno - 1])
+        asks = asks or any(each in lines for each in _ASKS)
         if digest and source.module.partition(".")[0] != "torch":
             found[f"{source.module}:{name}"] = digest
     return found, asks
-
-
-def _lines(source: Any) -> str:
-    return "\n".join(source.content.splitlines()[source.firstlineno - 1 : source.lastlineno - 1])
 
 
 def now(part: str, name: str) -> str | None:
