@@ -72,7 +72,6 @@ TESTS = {
     "omitted/surroundings": ["tests/omitted/test_servers.py"],
     "flights/tuning": ["tests/flights/test_tunings.py"],
     "flights/scopes": _FLIGHTS,
-    "flights/leases": _FLIGHTS,
     "files/holders": _FLIGHTS,
     "store/manifests": ["tests/store/test_records.py", *_GATE],
     "store/gate": ["tests/built_code/test_disposal.py", *_GATE, "tests/remote/test_parcels.py"],

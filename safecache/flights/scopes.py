@@ -5,34 +5,48 @@ the thread holds: so no two processes ever wait for each other. A rank that meas
 what another one has to send, and lets go of what it holds. A wait ends when the holder publishes, fails or dies,
 and at the latest when it makes no progress or the time is up, by what the key took before if that is known; the waiter
 compiles then.
+
+A lease is a locked file in the cache. The kernel releases the lock (flock(2)) when its holder dies, however it dies.
+Nothing that is right depends on a lease: whoever can write to the cache can hold, break or forge any, and makes others
+wait or compile by that, no more.
 """
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import hashlib
 import math
+import os
+import re
+import stat
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 
 from safecache import compiles
 from safecache.entries import workers
-from safecache.files import holders
-from safecache.flights.leases import Lease, open_lease
+from safecache.files import filesystem, folders, holders
+from safecache.places import ours
 from safecache.places.refs import Ref
 from safecache.ports import LeftToOthers, Waited, plugs, tell
 from safecache.reporting import events, report, waits
 from safecache.reporting.kinds import ENTRIES, Count, Kind, LeaseScope
 from safecache.session import Part, inherit
 from safecache.settings import config
-from safecache.signing.heartbeats import Listener
+from safecache.signing import seal
+from safecache.signing.heartbeats import Beats, Listener, Renewals
 
 __all__ = [
     "Flight",
+    "Lease",
     "Postponed",
     "compile_scope",
     "is_compiled_elsewhere",
     "not_waiting",
+    "open_lease",
     "release_while_measuring",
     "wait_or_lead",
 ]
@@ -51,6 +65,12 @@ _MEASURED = 2.0
 # nobody has come once.
 _HEAD_START = 2.0
 _FEATURE = "the wait for other processes' compiles"
+# What a holder leaves for those who wait for its file: it has ended, whether it has published anything or not.
+_ENDED = b"ended"
+# What a holder leaves that has no key to seal a beat; and what one of an earlier release has left.
+_UNSEALED = b"held"
+_OF_EARLIER = re.compile(rb"\d+\n[^\n]*\n[\d.]+")
+_LARGEST = 4096
 
 
 class Postponed(BaseException):
@@ -145,18 +165,18 @@ def release_while_measuring() -> Iterator[None]:
     if not held:
         yield
         return
-    timer = threading.Timer(_MEASURED, _let_go, [held])
+
+    def let_go() -> None:
+        for each, lease in held:
+            each.release(lease, lambda lease: lease.close(unlock=True))
+
+    timer = threading.Timer(_MEASURED, let_go)
     timer.daemon = True
     timer.start()
     try:
         yield
     finally:
         timer.cancel()
-
-
-def _let_go(held: list[tuple[_Scope, Lease]]) -> None:
-    for each, lease in held:
-        each.release(lease, lambda lease: lease.close(unlock=True))
 
 
 @contextmanager
@@ -188,7 +208,9 @@ def _enter(this: _Scope, ref: Ref, before: Callable[[], float]) -> Flight | None
         _let_others_begin(lease, ref.kind)
         waited, took, abroad, is_held = 0.0, 0.0, 0.0, lease.try_to_hold()
         this.is_compiled_elsewhere = not is_held and not this.waits
-        if not is_held and this.waits and _may_wait(ref.kind):
+        held = [each.kind for each in compiles.current.flights if each.leases]
+        is_finest = all(_ORDER.index(kind) < _ORDER.index(ref.kind) for kind in held)
+        if not is_held and this.waits and is_finest:
             if not compiles.current.waits:
                 raise Postponed
             began = time.monotonic()
@@ -196,7 +218,7 @@ def _enter(this: _Scope, ref: Ref, before: Callable[[], float]) -> Flight | None
             waited = time.monotonic() - began
             waits.charge(waited, in_vain=True)  # until it is found
             if not is_held:
-                _count(Count.WAITED_IN_VAIN, ref.root)
+                events.count(Count.WAITED_IN_VAIN, root=ref.root)
             tell(Waited(ref, waited))
         mine = is_held and not lease.has_ended()
         if mine:
@@ -241,13 +263,8 @@ def _among_hosts(this: _Scope, lease: Lease, ref: Ref, most: Callable[[], float]
     if release is not None:
         lease.then.append(release)
     elif waited:
-        _count(Count.WAITED_IN_VAIN, lease.root)
+        events.count(Count.WAITED_IN_VAIN, root=ref.root)
     return waited
-
-
-def _may_wait(kind: Kind) -> bool:
-    held = [each.kind for each in compiles.current.flights if each.leases]
-    return all(_ORDER.index(each) < _ORDER.index(kind) for each in held)
 
 
 def _wait(lease: Lease, ref: Ref, most: float) -> tuple[bool, float]:
@@ -271,5 +288,165 @@ def _wait(lease: Lease, ref: Ref, most: float) -> tuple[bool, float]:
     return False, 0.0
 
 
-def _count(what: Count, root: str) -> None:
-    events.count(what, root=root)
+class _Open:
+    """The leases of this process: at the end it lets go of them."""
+
+    def __init__(self) -> None:
+        self.open: weakref.WeakSet[Lease] = weakref.WeakSet()
+        self.renewals = Renewals("safecache-leases", 0.5)
+
+    def end(self) -> None:
+        for lease in list(self.open):
+            lease.close(unlock=True)
+
+    def in_child(self) -> _Open:
+        # A child gets its parent's descriptors, and would hold its locks for as long as it lives.
+        self.renewals.end_all()
+        for lease in list(self.open):
+            lease._lock = threading.Lock()
+            lease.close()
+        return _Open()
+
+
+_open: Part[_Open] = Part(_Open, _Open.in_child)
+
+
+class Lease:
+    """The lease on one key, open and not yet, or no longer, held."""
+
+    def __init__(self, root: str, name: str, descriptor: int) -> None:
+        self.root, self.name = root, name
+        self._descriptor = descriptor
+        self._beats: Beats | None = None
+        self._lock = threading.Lock()
+        # What is to be done once it is released.
+        self.then: list[Callable[[], None]] = []
+        _open.now.open.add(self)
+
+    @property
+    def status(self) -> os.stat_result:
+        """That of the file which is locked. Raises OSError."""
+        return filesystem.fstat(self._descriptor)
+
+    def is_genuine(self, *, shared: bool) -> bool:
+        """Whether it may be written: a file of this name alone, and, unless ``shared``, of this user. Raises OSError.
+
+        Another name of it, or what it holds, would tell of a file that somebody has put in the place of a lease. One
+        that has no name any more was a lease: its holder has ended since it was opened.
+        """
+        status = self.status
+        if not stat.S_ISREG(status.st_mode) or status.st_size > _LARGEST or status.st_nlink > 1:
+            return False
+        if status.st_uid != os.geteuid() and not shared:
+            return False
+        content = self.read()
+        return (
+            content in (b"", _ENDED, _UNSEALED)
+            or seal.split(content) is not None
+            or _OF_EARLIER.fullmatch(content) is not None
+        )
+
+    def try_to_hold(self) -> bool:
+        """Lock it; False if somebody else has. What was written in it before stays there. Raises OSError."""
+        return filesystem.try_lock(self._descriptor)
+
+    def has_ended(self) -> bool:
+        """Whether who held it has released it, or it was removed: a new one is what counts then. Raises OSError.
+
+        Call it with the lock held: what its last holder could not remove is removed.
+        """
+        with suppress(FileNotFoundError), self._folder() as folder:
+            if os.path.samestat(folder.status(self.name), self.status):
+                if self.read() != _ENDED:
+                    return False
+                folder.unlink(self.name)
+        return True
+
+    def sign(self, began: float) -> None:
+        """Write into it, once it is locked, a beat of this process, and go on: see heartbeats. Raises OSError.
+
+        ``began``: in seconds since the epoch.
+        """
+        self._beats = Beats(self.subject, began)
+        self._beat()
+        _open.now.renewals.begin(self, self._renew)
+
+    def _renew(self) -> None:
+        with suppress(OSError):  # a full disk: whom no kernel tells of this process, then does not wait for it
+            self._beat()
+
+    def _beat(self) -> None:
+        with self._lock:
+            if self._descriptor >= 0 and self._beats is not None:
+                self._write(self._beats.make_next() or _UNSEALED)
+
+    @property
+    def subject(self) -> str:
+        """What a beat for it states."""
+        return f"lease {self.name}"
+
+    def read(self) -> bytes:
+        """What is written in it, unverified; nothing where that cannot be read."""
+        try:
+            return os.pread(self._descriptor, _LARGEST, 0)
+        except OSError:
+            return b""
+
+    def release(self) -> None:
+        """End it, for all who wait: they look again. It is unlocked in any case."""
+        _open.now.renewals.end(self)
+        with self._lock, suppress(OSError):
+            self._beats = None
+            self._write(_ENDED)
+            with self._folder() as folder:
+                folder.unlink(self.name)
+        self.close(unlock=True)
+
+    def close(self, *, unlock: bool = False) -> None:
+        """Leave it as it is. ``unlock``: for children of this process too, that may hold its descriptor."""
+        _open.now.renewals.end(self)
+        with self._lock:
+            descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            with suppress(OSError):
+                if unlock:
+                    filesystem.flock(descriptor, fcntl.LOCK_UN)
+            with suppress(OSError):
+                filesystem.close(descriptor)
+
+    def _write(self, content: bytes) -> None:
+        os.pwrite(self._descriptor, content, 0)
+        os.ftruncate(self._descriptor, len(content))
+
+    def _folder(self) -> AbstractContextManager[folders.Folder]:
+        return folders.open_subdirectory(self.root, [ours.FOLDER, ours.LEASES])
+
+
+def open_lease(ref: Ref) -> Lease:
+    """The lease on this key, in its cache. Raises OSError, also for what is no lease of this user.
+
+    Only with SAFECACHE_TRUST=shared are there leases which others can open, and so hold.
+    """
+    name = f"{ref.kind.word}-{hashlib.sha256(ref.key.encode()).hexdigest()[:32]}"
+    shared = config.current().shared
+    with folders.open_subdirectory(ref.root, [ours.FOLDER], make=True) as above:
+        with suppress(FileExistsError):
+            filesystem.mkdir(ours.LEASES, 0o777 if shared else 0o700, dir_fd=above.descriptor)
+        with above.enter(ours.LEASES) as folder:
+            if not shared:
+                status = filesystem.fstat(folder.descriptor)
+                if status.st_uid != os.geteuid():
+                    raise PermissionError(errno.EPERM, "another user's leases", folder.place)
+                if status.st_mode & 0o077:
+                    os.chmod(os.curdir, 0o700, dir_fd=folder.descriptor)
+            descriptor = folder.open(name, os.O_RDWR | os.O_CREAT, 0o666 if shared else 0o600)
+    lease = Lease(ref.root, name, descriptor)
+    try:
+        if filesystem.is_scarce(descriptor):
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        if not lease.is_genuine(shared=shared):
+            raise OSError(f"the lease {name} is no lease")
+    except OSError:
+        lease.close()
+        raise
+    return lease

@@ -11,7 +11,7 @@ import pytest
 from safecache.entries import loading, searches
 from safecache.errors import CacheReadError
 from safecache.explain import key_records
-from safecache.flights import leases, scopes
+from safecache.flights import scopes
 from safecache.history import journal
 from safecache.omitted import fingerprints
 from safecache.places import layout
@@ -28,7 +28,7 @@ PLACES = {
     "entry's bytes": (entry_files, "read_entry"),
     "seal": (trust, "examine"),
     "what the key omits": (fingerprints, "_of_ops"),
-    "lease": (leases, "open_lease"),
+    "lease": (scopes, "open_lease"),
     "record of the key": (key_records, "recall"),
     "explanation": (key_records, "why_absent"),
     "journal": (journal, "_append"),

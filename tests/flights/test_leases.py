@@ -19,7 +19,7 @@ from conftest import needs_root
 from safecache import compiles
 from safecache.entries import workers
 from safecache.files import holders
-from safecache.flights import leases, scopes
+from safecache.flights import scopes
 from safecache.history import journal, run_summary
 from safecache.places import ours
 from safecache.places.refs import Ref
@@ -291,11 +291,9 @@ def test_child_of_a_fork_holds_nothing(root, compiling):
     assert enter(root) is not None
     child = os.fork()
     if child == 0:
-        os._exit(
-            len(compiles.current.flights) + len([each for each in leases._state.now.open if each._descriptor >= 0])
-        )
+        os._exit(len(compiles.current.flights) + len([each for each in scopes._open.now.open if each._descriptor >= 0]))
     assert os.waitpid(child, 0)[1] == 0
-    assert is_held() and not leases.open_lease(Ref(Kind.FX_ENTRY, KEY, str(root))).try_to_hold()
+    assert is_held() and not scopes.open_lease(Ref(Kind.FX_ENTRY, KEY, str(root))).try_to_hold()
 
 
 def test_notice_names_the_holder_once(root, flyer, compiling, monkeypatch, settings, caplog):
@@ -388,7 +386,7 @@ KEYS = [f"key {number}" for number in range(8)]
 def left(root):
     """A lease on each key, which a process has left that is gone."""
     for key in KEYS:
-        lease = leases.open_lease(Ref(Kind.FX_ENTRY, key, str(root)))
+        lease = scopes.open_lease(Ref(Kind.FX_ENTRY, key, str(root)))
         lease.sign(time.time())
         lease.close()
     return list(folder(root).iterdir())
@@ -565,12 +563,12 @@ def test_cache_that_cannot_be_written_has_none(tmp_path, compiling):
 
 def test_lease_whose_holder_ends_while_it_is_opened_lets_look_again(root, compiling, monkeypatch):
     """Else two processes compile what the first of them has just published."""
-    is_scarce = leases.filesystem.is_scarce
+    is_scarce = scopes.filesystem.is_scarce
 
     def end_holder(descriptor):
         (path,) = folder(root).iterdir()
         path.unlink()
         return is_scarce(descriptor)
 
-    monkeypatch.setattr(leases.filesystem, "is_scarce", end_holder)
+    monkeypatch.setattr(scopes.filesystem, "is_scarce", end_holder)
     assert enter(root) is not None

@@ -15,7 +15,7 @@ from helpers.in_process import isolated, settings
 from safecache import session
 from safecache.explain import key_records
 from safecache.files import private_directory
-from safecache.flights import leases
+from safecache.flights import scopes
 from safecache.history import journal
 from safecache.isolation import crashes
 from safecache.places import layout, ours
@@ -73,7 +73,7 @@ def everything(tmp_path, settings, monkeypatch):
     library.parent.mkdir(exist_ok=True)
     library.write_bytes(b"code")
     gate.attest_file(CodeFile(str(library), root))
-    lease = leases.open_lease(Ref(Kind.FX_ENTRY, "a", root))
+    lease = scopes.open_lease(Ref(Kind.FX_ENTRY, "a", root))
     assert lease.try_to_hold()
     lease.sign(time.time())
     assert markers.own(root) is not None
