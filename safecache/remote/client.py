@@ -243,45 +243,33 @@ _state: Part[_State] = Part(_State, _State.in_child)
 
 def current() -> Client | None:
     """The client of the remote for a compile that waits for it; None without one."""
-    return _client(in_background=False)
+    remote = config.current().remote
+    return None if remote is None else _kept(remote)
 
 
 def background_client(url: str | None = None) -> Client | None:
     """As current(), for a thread in the background or a command: with more time. ``url``: in place of the setting's."""
-    return _client(in_background=True, url=url)
+    remote = url or config.current().remote
+    return None if remote is None else _kept(remote, in_background=True)
 
 
 def client_for_url(url: str, who: object, connect: Callable[[Terms], Store]) -> Client:
     """The client of a remote that is not in the settings, on the same terms; one for each ``who`` that uses it."""
-    return _kept(url, _terms(1), who, connect=connect)
-
-
-def _client(*, in_background: bool, url: str | None = None) -> Client | None:
-    remote = url or config.current().remote
-    return (
-        None
-        if remote is None
-        else _kept(remote, _terms(_LEISURE if in_background else 1), None, in_background=in_background)
-    )
-
-
-def _terms(leisure: float) -> Terms:
-    now = config.current()
-    return Terms(now.remote_connect * leisure, now.remote_timeout * leisure, now.remote_max_bytes)
+    return _kept(url, who, connect=connect)
 
 
 def _kept(
-    url: str, terms: Terms, who: object, *, in_background: bool = False, connect: Callable[[Terms], Store] | None = None
+    url: str, who: object = None, *, in_background: bool = False, connect: Callable[[Terms], Store] | None = None
 ) -> Client:
-    state = _state.now
-    found = state.clients.get((url, terms, who, in_background))
-    if found is None:
+    chosen, leisure = config.current(), _LEISURE if in_background else 1
+    terms = Terms(chosen.remote_connect * leisure, chosen.remote_timeout * leisure, chosen.remote_max_bytes)
+    clients, key = _state.now.clients, (url, terms, who, in_background)
+    if key not in clients:
         if connect is None and extras.report(url):
             _give_up(url)
         # Two threads that come at once keep the same.
-        made = Client(url, terms, in_background=in_background, connect=connect)
-        found = state.clients.setdefault((url, terms, who, in_background), made)
-    return found
+        clients.setdefault(key, Client(url, terms, in_background=in_background, connect=connect))
+    return clients[key]
 
 
 def count(what: Count, number: int = 1) -> None:

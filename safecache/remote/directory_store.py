@@ -80,7 +80,11 @@ class DirectoryStore:
 
     def replace(self, name: str, content: bytes, known: bytes | None) -> bool:
         if known is not None:
-            ends = self._each([name], lambda descriptor, size: _end_of(descriptor, size))
+
+            def end(descriptor: int, size: int) -> tuple[int, bytes]:
+                return size, filesystem.pread(descriptor, min(size, END), max(0, size - END))
+
+            ends = self._each([name], end)
             if ends.get(name) != (len(known), known[-END:]):
                 return False
             self.write(name, content)
@@ -132,11 +136,6 @@ class DirectoryStore:
 
     def close(self) -> None:
         """Nothing: no request is under way."""
-
-
-def _end_of(descriptor: int, size: int) -> tuple[int, bytes]:
-    begin = max(0, size - END)
-    return size, filesystem.pread(descriptor, size - begin, begin)
 
 
 def _split(name: str) -> tuple[list[str], str]:

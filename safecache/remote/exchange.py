@@ -2,31 +2,42 @@
 
 What is fetched is verified in memory, and published in the cache by the way of all files: its reader verifies it again,
 as if it had always been there. A parcel names the bundles that its user asks for next, which are fetched ahead.
+
+Leases among hosts lie there too: a name that only one can take, and that lapses unless it is renewed. What proves that
+a holder lives are its heartbeats: who owns the remote may forge, replay or hide any lease.
 """
 
 from __future__ import annotations
 
 import itertools
+import threading
 import time
 from collections.abc import Iterator
 
+from safecache.files import holders
 from safecache.places.refs import Ref
 from safecache.ports import Bundle
 from safecache.remote import client, parcels, sender, stores
 from safecache.remote.client import Client, Unavailable
 from safecache.remote.parcels import Parcel
-from safecache.reporting import events
+from safecache.reporting import events, waits
 from safecache.reporting.kinds import ENTRIES, Count, Kind, Reason
 from safecache.reporting.report import Refusal
 from safecache.session import Part, inherit
 from safecache.settings import config
+from safecache.signing.heartbeats import Beats, Listener, Renewals
 
-__all__ = ["ORIGIN", "asked", "candidates", "forget_miss", "send"]
+__all__ = ["ORIGIN", "Claim", "acquire", "asked", "candidates", "forget_miss", "send"]
 
 # Bytes that are kept in memory until they are asked for, if they are.
 _MOST_AHEAD = 64 << 20
 # Where it comes from, to a person.
 ORIGIN = "the remote cache"
+
+# Seconds between looks at a lease.
+_PAUSES = 0.1, 1.0
+_ENDED = b"ended"
+_OTHER_HOST = "another host"
 
 
 class _State:
@@ -147,3 +158,114 @@ def _fetch_ahead(parcel: Parcel, remote: Client) -> None:
     client.count(Count.REMOTE_MISS, len(lacking))
     state.absent.update(lacking)
     state.ahead.update({full[len(before) :]: found for full, found in contents.items() if isinstance(found, bytes)})
+
+
+class _Claims:
+    def __init__(self) -> None:
+        self.renewals = Renewals("safecache-remote-leases", 1.0)
+
+    def end(self) -> None:
+        self.renewals.end_all()
+
+
+# What is held lapses then.
+_claims: Part[_Claims] = Part(_Claims)
+
+
+class Claim:
+    """What this process is compiling, for all hosts."""
+
+    def __init__(self, name: str) -> None:
+        self._name, self._beats = name, Beats(_subject(name), time.time())
+        self._content = b""
+        self._lock = threading.Lock()
+
+    def take(self, remote: Client, known: bytes | None) -> bool:
+        """Whether nobody else has taken it since it was ``known``. Raises Unavailable."""
+        content = self._beats.make_next()
+        if content is None or not remote.replace(self._name, content, known):
+            return False
+        self._content = content
+        _claims.now.renewals.begin(self, self._renew)
+        return True
+
+    def _renew(self) -> None:
+        remote = client.background_client()
+        if remote is None:
+            return
+        with self._lock:
+            content = self._beats.make_next()
+            try:
+                if content is not None and remote.replace(self._name, content, self._content):
+                    self._content = content
+                else:
+                    _claims.now.renewals.end(self)  # another host has it, as this one was too late
+            except Unavailable:
+                return  # it goes on, once that can be used again, if nobody has taken it
+
+    def release(self) -> None:
+        """Once all that this process has compiled so far is sent: whoever waits finds it then.
+
+        Where that cannot be queued, it is renewed no more.
+        """
+        if not sender.run_after_queue(self._end):
+            _claims.now.renewals.end(self)
+
+    def _end(self, remote: Client) -> None:
+        _claims.now.renewals.end(self)
+        with self._lock:
+            if remote.replace(self._name, _ENDED, self._content):
+                remote.remove(self._name)
+
+
+def acquire(ref: Ref, most: float) -> tuple[Claim | None, float]:
+    """The lease on this key among the hosts, and for how many seconds another host was waited for: at most ``most``.
+
+    None, if it cannot be had. After a wait the remote is asked again for what it lacked.
+    """
+    remote, name = client.current(), _name(ref)
+    if remote is None:
+        return None, 0.0
+    this, began = Claim(name), time.monotonic()
+    try:
+        if this.take(remote, None):
+            return this, 0.0
+        ended = _await_end(remote, name, most, ref)
+        taken = ended is not None and this.take(remote, *ended)
+    except Unavailable:
+        taken = False
+    waited = time.monotonic() - began
+    waits.charge(waited, in_vain=True)  # until it is found
+    forget_miss(ref)
+    return this if taken else None, waited
+
+
+def _await_end(remote: Client, name: str, most: float, ref: Ref) -> tuple[bytes | None] | None:
+    """Wait until no living process holds it, and return what is there then; None if one still does.
+
+    Raises Unavailable.
+    """
+    listener = Listener(_subject(name))
+
+    def look(_: float) -> tuple[bytes | None] | None:
+        found = remote.read([name]).get(name)
+        content = found if isinstance(found, bytes) else None
+        is_held = content is not None and content != _ENDED and listener.hear(content)
+        return None if is_held else (content,)
+
+    def say() -> None:
+        holders.tell_wait(_OTHER_HOST, ref.title, most)
+
+    ended, _ = waits.wait(look, most, say=say, pauses=_PAUSES)
+    if ended is None and most > 0:
+        holders.tell_end(_OTHER_HOST, ref.title, most)
+    return ended
+
+
+def _name(ref: Ref) -> str:
+    # Not below the prefix of parcels, where commands look.
+    return f"safecache/leases/{stores.prefix()}{parcels.remote_object_name(ref.kind, ref.key)}"
+
+
+def _subject(name: str) -> str:
+    return f"lease {name}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -30,8 +31,12 @@ _NO_CLUSTER = "it is a node of a Redis Cluster, which is not supported: use a se
 def connected(url: str, terms: Terms) -> RedisStore:
     """Raises ValueError for a URL that redis-py does not take, and OSError for a password file."""
     scheme, _, rest = url.partition("://")
+    path, password = config.current().remote_password_file, {}
+    if path is not None:
+        with open(path, encoding="utf-8") as file:
+            password = {"password": file.read().strip()}
     is_tls = scheme.lower().endswith("ss") or scheme.lower() == "valkeys"
-    pool = redis.ConnectionPool.from_url(f"{'rediss' if is_tls else 'redis'}://{rest}", **_password())
+    pool = redis.ConnectionPool.from_url(f"{'rediss' if is_tls else 'redis'}://{rest}", **password)
     return RedisStore(pool, terms, config.current().remote_ttl)
 
 
@@ -39,14 +44,6 @@ def of_client(client: Any, terms: Terms) -> RedisStore:
     """The store that this client of redis-py was made for."""
     pool = client.connection_pool
     return RedisStore(redis.ConnectionPool(connection_class=pool.connection_class, **pool.connection_kwargs), terms)
-
-
-def _password() -> dict[str, str]:
-    path = config.current().remote_password_file
-    if path is None:
-        return {}
-    with open(path, encoding="utf-8") as file:
-        return {"password": file.read().strip()}
 
 
 class _Bounded:
@@ -164,7 +161,8 @@ class RedisStore:
         return False
 
     def names(self, below: str) -> Iterator[Stored]:
-        pattern, told, cursor, began = f"{_escaped(below)}*", set(), 0, time.monotonic()
+        pattern = re.sub(r"[*?\[\]\\^-]", r"\\\g<0>", below) + "*"
+        told, cursor, began = set(), 0, time.monotonic()
         while True:
             cursor, batch = self._client.scan(cursor, match=pattern, count=_BATCH)
             # A scan may tell a name more than once.
@@ -189,8 +187,3 @@ class RedisStore:
     def close(self) -> None:
         with suppress(redis.RedisError, OSError):
             self._client.connection_pool.disconnect(inuse_connections=True)
-
-
-def _escaped(text: str) -> str:
-    """``text`` in a pattern of SCAN, where it stands for itself."""
-    return "".join(f"\\{letter}" if letter in "*?[]\\^-" else letter for letter in text)

@@ -37,9 +37,9 @@ def acquire_lease(ref: Ref, most: Callable[[], float]) -> tuple[Callable[[], Non
     """Take a lease for plugs.acquire_lease()."""
     if not is_sending():
         return None, 0.0
-    from safecache.remote import leases
+    from safecache.remote import exchange
 
-    claim, waited = leases.acquire(ref, most())
+    claim, waited = exchange.acquire(ref, most())
     return (None if claim is None else claim.release), waited
 
 

@@ -23,7 +23,7 @@ from safecache.places.layout import CodeFile
 from safecache.places.refs import Ref
 from safecache.recompile_check import checks
 from safecache.remote import client, sender, stores
-from safecache.remote import leases as remote_leases
+from safecache.remote import exchange as remote_leases
 from safecache.reporting.kinds import Kind, Reason
 from safecache.settings import config
 from safecache.store import gate

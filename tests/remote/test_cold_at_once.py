@@ -20,7 +20,7 @@ from safecache import session
 from safecache.flights import scopes
 from safecache.places.refs import Ref
 from safecache.remote import client, sender, stores
-from safecache.remote import leases as remote_leases
+from safecache.remote import exchange as remote_leases
 from safecache.reporting import waits
 from safecache.reporting.kinds import Kind
 from safecache.signing import heartbeats, side_records
