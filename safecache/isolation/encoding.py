@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import operator
 import os
+import re
 import sys
 import sysconfig
 import textwrap
@@ -19,17 +21,17 @@ from triton.compiler.compiler import ASTSource, IRSource, make_backend
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITCallable
 
-from safecache.isolation.functions import Kernels
-from safecache.isolation.values import Encoder, UnshippableError, language_of
+from safecache.isolation.values import Encoder, UnshippableError, UnshippableKernelError, Use, language_of, used
 
 __all__ = [
     "CannotTravel",
     "FrontEndError",
+    "Kernels",
     "apply",
     "current",
     "encode",
     "hindrance_of_knobs",
-    "rebuild",
+    "rebuild_options",
     "replaced_in_backend",
     "replaced_in_front_end",
 ]
@@ -48,6 +50,8 @@ _ROOTS = (
 )
 # It has triton.compile() called, which gets what was made of the source. A hook of ours is there.
 _COMPILING = "triton.runtime.jit.JITFunction._do_compile"
+_SETTINGS = ("version", "do_not_specialize", "do_not_specialize_on_alignment", "debug", "noinline")
+_DEF = re.compile(r"^(?P<indent>[ \t]*)def\s+\w+\s*\(")
 # Packages of the types that Triton's modules hold. An object of another type may be callable.
 _TYPES_FROM = (sys.stdlib_module_names | {"triton", "nanobind", "pybind11_builtins"}) - {"unittest"}
 
@@ -156,7 +160,7 @@ def _is_stock(value: Any) -> bool:
     return bool(generated or code.co_filename.startswith(_ROOTS))
 
 
-def rebuild(backend: Any, fields: dict[str, Any]) -> Any:
+def rebuild_options(backend: Any, fields: dict[str, Any]) -> Any:
     """The options with these fields; ``backend.parse_options`` would fill in the environment of this process."""
     # Triton 3.9 warns if this option is not given.
     kind = type(backend.parse_options({"enable_fp_fusion": False}))
@@ -262,6 +266,102 @@ def _source(source: Any, target: Any, options: dict[str, Any]) -> dict[str, Any]
     return _lowered(source, target, options)
 
 
+class Kernels:
+    """A kernel with all that it uses, to be encoded. ``encoder`` encodes further values that may refer to kernels."""
+
+    def __init__(self, kernel: Any) -> None:
+        self.encoder = Encoder(self._number, lenient=not knobs.compilation.allow_non_constexpr_globals)
+        self._kernels: list[Any] = []
+        self._records: list[dict[str, Any]] = []
+        self._scopes: dict[int, dict[str, Any]] = {}
+        self._number(kernel)
+
+    def encoded(self) -> dict[str, Any]:
+        order = {address: rank for rank, address in enumerate(self._scopes)}
+        functions = [record | {"scope": order[record["scope"]]} for record in self._records]
+        return {"functions": functions, "scopes": list(self._scopes.values())}
+
+    def _number(self, kernel: Any) -> int:
+        for number, known in enumerate(self._kernels):
+            if known is kernel:
+                return number
+        # Registered before what it uses, since that may use it in turn.
+        self._kernels.append(kernel)
+        self._records.append({})
+        number = len(self._records) - 1
+        try:
+            self._records[number] = self._record(kernel)
+        except UnshippableError as error:
+            raise UnshippableKernelError(str(error)) from None
+        return number
+
+    def _record(self, kernel: Any) -> dict[str, Any]:
+        language = language_of(kernel)
+        if language is None:
+            raise UnshippableError(f"{kernel!r} is of a class of its own, {type(kernel).__qualname__}")
+        if kernel.fn is None or kernel.__globals__ is None:
+            raise UnshippableError(f"the kernel {kernel.__name__} has been stripped of its function")
+        # What Triton reads from the source with decorators: how many lines stand before the def, and its indentation.
+        lines = kernel.raw_src
+        offset = next((number for number, line in enumerate(lines) if line.strip().startswith("def ")), 0)
+        defined = next(filter(None, map(_DEF.match, lines)), None)
+        return {
+            "language": language,
+            "source": kernel.src,
+            # Up to Triton 3.8 it depends on what this process has hashed before, so the worker must not compute it.
+            "hash": kernel.hash,
+            "file": kernel.fn.__code__.co_filename,
+            "line": kernel.starting_line_number,
+            "offset": offset,
+            "indent": defined["indent"] if defined else "",
+            "name": kernel.__name__,
+            "qualname": kernel.__qualname__,
+            "module": kernel.__module__,
+            "parameters": [self._parameter(kernel, parameter) for parameter in kernel.params],
+            "settings": {name: self.encoder.encode(getattr(kernel, name)) for name in _SETTINGS},
+            "free": self._free(kernel),
+            "scope": self._scope(kernel),
+        }
+
+    def _parameter(self, kernel: Any, parameter: Any) -> list[Any]:
+        declared = kernel.signature.parameters[parameter.name]
+        record = [parameter.name, int(declared.kind), parameter.annotation]
+        return [*record, self.encoder.encode(declared.default)] if parameter.has_default else record
+
+    def _free(self, kernel: Any) -> dict[str, Any]:
+        names = used(kernel.src)
+        free = inspect.getclosurevars(kernel.fn).nonlocals if kernel.fn.__closure__ else {}
+        return {
+            name: self._encode(free[name], names[name], kernel, name) for name in sorted(free.keys() & names.keys())
+        }
+
+    def _scope(self, kernel: Any) -> int:
+        values = kernel.__globals__
+        scope = self._scopes.setdefault(id(values), {})
+        free = kernel.fn.__code__.co_freevars
+        for name, use in used(kernel.src).items():
+            if name in values and name not in free:
+                encoded = self._encode(values[name], use, kernel, name)
+                scope[name] = _joined(scope[name], encoded) if name in scope else encoded
+        return id(values)
+
+    def _encode(self, value: Any, use: Use, kernel: Any, name: str) -> Any:
+        return self.encoder.encode_used(value, use, f"{name} in {kernel.__name__}")
+
+
+def _joined(one: Any, other: Any) -> Any:
+    """The encoded parts that two kernels use of the same global, joined."""
+    if one == {"absent": None}:
+        return other
+    if other == {"absent": None} or not isinstance(one, dict) or "namespace" not in one:
+        return one
+    name, parts = one["namespace"]
+    _, further = other["namespace"]
+    for part, value in further.items():
+        parts[part] = _joined(parts[part], value) if part in parts else value
+    return {"namespace": [name, parts]}
+
+
 def _kernel(source: Any) -> dict[str, Any]:
     kernel = source.fn
     kernels, symbol = Kernels(kernel), None
@@ -292,7 +392,7 @@ def _lowered(source: Any, target: Any, options: dict[str, Any]) -> dict[str, Any
     """The IR from the front end, run as ``triton.compile`` begins. Raises FrontEndError."""
     try:
         backend = make_backend(target)
-        parsed = rebuild(backend, options)
+        parsed = rebuild_options(backend, options)
         context = ir.context()
         ir.load_dialects(context)
         backend.load_dialects(context)

@@ -2,27 +2,37 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import inspect
 import os
 from collections.abc import Callable
 from pathlib import Path
+from types import CellType, CodeType, FunctionType
 from typing import Any
 
 # Triton imports these late: here that happens before the fork, instead of in each worker again.
 import triton.compiler.code_generator
 import triton.language.extra.cuda.libdevice  # noqa: F401
 from triton import knobs
-from triton.backends.compiler import GPUTarget
+from triton._C.libtriton import ir
+from triton.backends.compiler import GPUTarget, Language
 from triton.compiler import compiler
 from triton.runtime import cache
 from triton.runtime.driver import driver
 
-from safecache.isolation import encoding, functions, protocol
-from safecache.isolation.encoding import rebuild
-from safecache.isolation.values import Decoder
+from safecache.isolation import encoding, protocol
+from safecache.isolation.values import Decoder, kernel_class, source_class
 
-__all__ = ["run"]
+__all__ = ["Rebuilt", "rebuild", "run"]
 
+_KINDS = (
+    inspect.Parameter.POSITIONAL_ONLY,
+    inspect.Parameter.POSITIONAL_OR_KEYWORD,
+    inspect.Parameter.VAR_POSITIONAL,
+    inspect.Parameter.KEYWORD_ONLY,
+    inspect.Parameter.VAR_KEYWORD,
+)
 _get_cache_key = compiler.get_cache_key
 _make_backend = compiler.make_backend
 
@@ -58,7 +68,7 @@ class _Compile:
 
     def run(self) -> dict[str, Any]:
         self._prepare()
-        source = functions.rebuild(self.encoded, self.directory)
+        source = rebuild(self.encoded, self.directory)
         kernel = compiler.compile(source, target=GPUTarget(*self.job["target"]))
         (metadata,) = (path for name, path in kernel.metadata_group.items() if name.endswith(".json"))
         folder, name = os.path.split(metadata)
@@ -85,7 +95,7 @@ class _Compile:
 
     def _backend(self, target: Any) -> Any:
         backend = _make_backend(target)
-        options = rebuild(backend, Decoder(_no_kernel).decode(self.encoded["options"]))
+        options = encoding.rebuild_options(backend, Decoder(_no_kernel).decode(self.encoded["options"]))
         backend.parse_options = lambda _: options
         # It holds the version of ptxas, which Triton caches, though torch 2.11 may set TRITON_PTXAS_PATH later.
         backend.hash = lambda: self.job["backend_key"]
@@ -131,3 +141,107 @@ class _Driver:
 
 def _no_kernel(_: int) -> Any:
     raise ValueError("an option is a kernel")
+
+
+class Rebuilt:
+    """The kernels that encoding.Kernels has encoded, rebuilt in another process."""
+
+    def __init__(self, encoded: dict[str, Any]) -> None:
+        self.decoder = Decoder(self.kernel)
+        self._records = encoded["functions"]
+        self._kernels: dict[int, Any] = {}
+        self._scopes: list[dict[str, Any]] = [{} for _ in encoded["scopes"]]
+        for number in range(len(self._records)):
+            self.kernel(number)
+        for scope, values in zip(self._scopes, encoded["scopes"], strict=True):
+            scope.update((name, self.decoder.decode(value)) for name, value in values.items())
+        for number, record in enumerate(self._records):
+            function = self._kernels[number].fn
+            for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+                cell.cell_contents = self.decoder.decode(record["free"][name])
+
+    def kernel(self, number: int = 0) -> Any:
+        if number not in self._kernels:
+            self._kernels[number] = self._build(self._records[number])
+        return self._kernels[number]
+
+    def _build(self, record: dict[str, Any]) -> Any:
+        lines = ["\n"] * record["offset"] + [f"{record['indent']}def {record['name']}(): ...\n"]
+        settings = {name: self.decoder.decode(value) for name, value in record["settings"].items()}
+        # Triton reads these lines instead of the file, which may have changed. A worker has one thread.
+        stock = inspect.getsourcelines
+        inspect.getsourcelines = lambda object: (lines, record["line"])  # noqa: ARG005
+        try:
+            kernel = kernel_class(record["language"])(self._function(record), **settings)
+        finally:
+            inspect.getsourcelines = stock
+        # Triton calls this unsafe once a kernel has been hashed; this one has not been.
+        kernel._unsafe_update_src(record["source"])
+        kernel.hash = record["hash"]
+        return kernel
+
+    def _function(self, record: dict[str, Any]) -> FunctionType:
+        """The function that Triton reads names from but never runs: its body is not the kernel's."""
+        code = _code(tuple(record["free"]))
+        code = code.replace(co_name=record["name"], co_filename=record["file"], co_firstlineno=record["line"])
+        cells = tuple(CellType() for _ in code.co_freevars)
+        function = FunctionType(code, self._scopes[record["scope"]], record["name"], None, cells)
+        function.__module__, function.__qualname__ = record["module"], record["qualname"]
+        parameters = [self._parameter(*parameter) for parameter in record["parameters"]]
+        function.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        return function
+
+    def _parameter(self, name: str, kind: int, annotation: str, *default: Any) -> inspect.Parameter:
+        empty = inspect.Parameter.empty
+        given = self.decoder.decode(default[0]) if default else empty
+        return inspect.Parameter(name, _KINDS[kind], default=given, annotation=annotation or empty)
+
+
+@functools.cache
+def _code(free: tuple[str, ...]) -> CodeType:
+    """The code of a function with these free variables."""
+    names = ", ".join(free)
+    outer = compile(f"def outer({names}):\n def inner(): return ({names})\n", "<kernel>", "exec").co_consts[0]
+    return next(constant for constant in outer.co_consts if isinstance(constant, CodeType))
+
+
+def rebuild(encoded: dict[str, Any], directory: str) -> Any:
+    """The source for triton.compile(); its file, if any, is put into ``directory``. Raises OSError or ValueError."""
+    if encoded["kind"] == "lowered":
+        return _Lowered(encoded, directory)
+    if encoded["kind"] == "ir":
+        # By its own path, which the locations in the IR refer to.
+        if Path(encoded["path"]).read_text() != encoded["text"]:
+            raise ValueError(f"{encoded['path']} has changed since it was read")
+        return encoded["path"]
+    rebuilt = Rebuilt(encoded)
+    kernel = rebuilt.kernel()
+    if encoded["symbol"] is not None:
+        kernel._repr = lambda _: encoded["symbol"]
+    signature, constants, attributes = (
+        rebuilt.decoder.decode(encoded[n]) for n in ("signature", "constants", "attributes")
+    )
+    source = source_class(encoded["language"])(kernel, signature, constants, attributes)
+    source.name = encoded["name"]
+    return source
+
+
+class _Lowered(compiler.ASTSource):  # type: ignore[misc]
+    """The IR that the parent's front end has made, from which Triton continues."""
+
+    def __init__(self, encoded: dict[str, Any], directory: str) -> None:
+        self.name, self.ext, self._hash = encoded["name"], encoded["ext"], encoded["hash"]
+        self.language = Language[encoded["language"].upper()]
+        self._path = os.path.join(directory, "front-end.mlir")
+        Path(self._path).write_text(encoded["text"], encoding="utf-8")
+
+    def hash(self) -> str:
+        return str(self._hash)
+
+    def make_ir(self, _target: Any, _options: Any, _implementation: Any, _modules: Any, context: Any) -> Any:
+        module = ir.parse_mlir_module(self._path, context)
+        module.context = context
+        return module
+
+    def parse_options(self) -> dict[str, Any]:
+        return {}

@@ -19,8 +19,8 @@ from triton.runtime.jit import constexpr_function
 
 from isolation.corpus.cases import case
 from safecache.isolation import encoding
-from safecache.isolation.encoding import CannotTravel, FrontEndError, encode
-from safecache.isolation.functions import Kernels, Rebuilt
+from safecache.isolation.encoding import CannotTravel, FrontEndError, Kernels, encode
+from safecache.isolation.job import Rebuilt
 
 TARGET = GPUTarget("cuda", 90, 32)
 SCALE = tl.constexpr(2)
