@@ -73,12 +73,16 @@ def of_keys(roots: Iterable[str]) -> dict[str, Any]:
     kernels = [record for record in records if record.kind is Kind.KERNEL]
     sure = [record for record in entries if any(each.name.startswith(CHOSEN) for each in record.components)]
     parts = _values(map(_unchosen, entries))
+    of_kernels = (
+        [each for each in record.components if each.name == "triton" or each.name.startswith(ENVIRONMENT)]
+        for record in kernels
+    )
     return {
         "recorded": len(records),
         "unsure": len(entries) - len(sure),
         "parts": {name: found for name, found in parts.items() if not name.startswith(ENVIRONMENT)},
         "environment": _complete({n: v for n, v in parts.items() if n.startswith(ENVIRONMENT)}, map(_names, entries)),
-        "kernels": _complete(_values(map(_of_kernel, kernels)), map(_names, kernels)),
+        "kernels": _complete(_values(of_kernels), map(_names, kernels)),
         "compilers": _compilers(kernels),
     }
 
@@ -95,25 +99,17 @@ def _unchosen(record: KeyRecord) -> Iterator[Component]:
             yield each
 
 
-def _of_kernel(record: KeyRecord) -> Iterator[Component]:
-    yield from (each for each in record.components if each.name == "triton" or each.name.startswith(ENVIRONMENT))
-
-
 def _names(record: KeyRecord) -> set[str]:
     return {each.name for each in record.components}
 
 
 def _values(found: Iterable[Iterable[Component]]) -> _Values:
-    values: _Values = {}
+    home, values = os.path.join(os.path.expanduser("~"), ""), _Values()
     for each in (component for several in found for component in several):
-        values.setdefault(each.name, {})[each.digest] = _shown(each.text)
+        # Not a path that would name this user.
+        is_shown = home == os.sep or home not in each.text
+        values.setdefault(each.name, {})[each.digest] = each.text if is_shown else "(not shown)"
     return {name: dict(sorted(values[name].items())) for name in sorted(values)}
-
-
-def _shown(text: str) -> str:
-    """The text, unless it has a path that would name this user."""
-    home = os.path.join(os.path.expanduser("~"), "")
-    return "(not shown)" if home != os.sep and home in text else text
 
 
 def _complete(values: _Values, names: Iterable[set[str]]) -> _Values:

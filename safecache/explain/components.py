@@ -243,22 +243,21 @@ def _of_kernel(source: Any) -> Iterator[Component]:
     yield plain("first line of the kernel in its file", str(getattr(kernel, "starting_line_number", "")))
     for (name, _), (value, _) in getattr(kernel, "used_global_vals", {}).items():
         yield plain(f"global {name}", _text(value))
-    for name in _called(kernel):
-        called = kernel.__globals__[name]
-        yield Component(f"source of {name}, which it calls", key_records.digest(str(called.cache_key)), "")
+    names = getattr(getattr(kernel.fn, "__code__", None), "co_names", ())
+    keys = {name: getattr(kernel.__globals__.get(name), "cache_key", None) for name in names}
+    for name, key in sorted(keys.items()):
+        if isinstance(key, str):
+            yield Component(f"source of {name}, which it calls", key_records.digest(key), "")
     for argument, kind in source.signature.items():
         yield plain(f"type of argument {argument}", str(kind))
     for path, value in source.constants.items():
-        yield Component(f"constexpr {_argument(kernel, path)}", key_records.digest(_text(value)), _shown(value))
+        yield Component(
+            f"constexpr {_argument(kernel, path)}",
+            key_records.digest(_text(value)),
+            key_records.capped(str(getattr(value, "__name__", value))),
+        )
     for path, attributes in source.attrs.items():
         yield plain(f"attributes of argument {_argument(kernel, path)}", str(attributes))
-
-
-def _called(kernel: Any) -> list[str]:
-    """The kernel's globals that are Triton functions themselves."""
-    scope = kernel.__globals__
-    names = getattr(getattr(kernel.fn, "__code__", None), "co_names", ())
-    return sorted({name for name in names if isinstance(getattr(scope.get(name), "cache_key", None), str)})
 
 
 def _argument(kernel: Any, path: tuple[int, ...]) -> str:
@@ -269,7 +268,3 @@ def _argument(kernel: Any, path: tuple[int, ...]) -> str:
 def _text(value: Any) -> str:
     """The value as it enters Triton's key."""
     return str(getattr(value, "cache_key", value))
-
-
-def _shown(value: Any) -> str:
-    return key_records.capped(str(getattr(value, "__name__", value)))

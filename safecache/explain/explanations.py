@@ -111,7 +111,7 @@ def compare(before: KeyRecord, after: KeyRecord) -> list[Difference]:
     changed = _changed(before, after)
     kept = {name: pair for name, pair in changed.items() if not _follows(name, pair, changed, after.kind)}
     kept = {name: pair for name, pair in kept.items() if _is_of_key(name, after.kind) or _decides(name, kept)}
-    found = [difference for name, pair in kept.items() for difference in _said(name, *pair)]
+    found = [said for name, pair in kept.items() if name not in _LINES for said in _said(name, *pair)]
     found += [difference for name in _LINES if name in kept for difference in _of_lines(name, before, after)]
     return sorted(found, key=lambda difference: (_rank(difference.what), difference.what))
 
@@ -123,15 +123,11 @@ def _changed(before: KeyRecord, after: KeyRecord) -> dict[str, _Pair]:
     """The parts that differ, by name; for source lines, only whether any differ."""
     was, now = ({c.name: c for c in record.components if c.name not in _LINES} for record in (before, after))
     pairs = {name: (was.get(name), now.get(name)) for name in {**was, **now}}
-    changed = {name: (one, other) for name, (one, other) in pairs.items() if _digest(one) != _digest(other)}
+    changed = {name: pair for name, pair in pairs.items() if len({each and each.digest for each in pair}) > 1}
     for name in _LINES:
         if _digests(before, name) != _digests(after, name):
             changed[name] = (None, None)
     return changed
-
-
-def _digest(component: Component | None) -> str | None:
-    return None if component is None else component.digest
 
 
 def _digests(record: KeyRecord, name: str) -> list[str]:
@@ -151,14 +147,12 @@ def _follows(name: str, pair: _Pair, changed: Mapping[str, _Pair], kind: Kind) -
     if "torch" in changed and name.startswith((*_OF_TORCH, GRAPH)):
         return True
     if name in (GRAPH, GRAPH_LINE):
-        return is_changed(*_OF_SETTINGS) if kind is Kind.FX_ENTRY else _has_other_inputs(changed)
+        if kind is Kind.FX_ENTRY:
+            return is_changed(*_OF_SETTINGS)
+        # Inputs were added or removed: dynamic sizes are inputs of their own, before the tensors.
+        return any(other.startswith(INPUT) and None in both for other, both in changed.items())
     # With another signature the sources of the arguments are others, and with other inputs what is static of them.
     return name in ("arguments of AOTAutograd", "inputs to check") and is_changed(GRAPH_LINE, INPUT)
-
-
-def _has_other_inputs(changed: Mapping[str, _Pair]) -> bool:
-    """Whether inputs were added or removed: dynamic sizes are inputs of their own, before the tensors."""
-    return any(name.startswith(INPUT) and None in pair for name, pair in changed.items())
 
 
 def _follows_in_triton(name: str, pair: _Pair, changed: Mapping[str, _Pair]) -> bool:
@@ -182,17 +176,11 @@ def _decides(variable: str, changed: Iterable[str]) -> bool:
 
 
 def _said(name: str, before: Component | None, after: Component | None) -> Iterator[Difference]:
-    if name in _LINES:
+    before_text, after_text = (component.text if component else "" for component in (before, after))
+    was, now = fields(before_text), fields(after_text)
+    if not name.startswith(INPUT) or not was or not now:
+        yield Difference(name, before_text, after_text)
         return
-    was, now = (component.text if component else "" for component in (before, after))
-    tensors = fields(was), fields(now)
-    if name.startswith(INPUT) and all(tensors):
-        yield from _of_tensors(name, *tensors)
-    else:
-        yield Difference(name, was, now)
-
-
-def _of_tensors(name: str, was: dict[str, str], now: dict[str, str]) -> Iterator[Difference]:
     changed = [field for field in {**was, **now} if was.get(field) != now.get(field)]
     follow = {field for cause in changed for field in _OF_SHAPE.get(cause, ())}
     for field in changed:
@@ -270,7 +258,7 @@ def explain(record: KeyRecord, root: str, *, saved: bool) -> Explanation:
     own = record if saved else key_records.recall(Ref(record.kind, record.key, root), record.name)
     before = saved and record.first < record.made
     if own is not None and (before or not saved):
-        remains = not saved and _remains(record, root)
+        remains = not saved and bool(key_records.names_in(Ref(record.kind, record.key, root).path))
         return Explanation(own, Absence.EVICTED, refusals(record.key, root), None, [], remains)
     others = _earlier(key_records.same_name(Ref(record.kind, record.key, root), record.name), record, saved)
     absence = Absence.KEY_DIFFERS if others else Absence.NEVER_SEEN
@@ -290,29 +278,13 @@ def _earlier(records: list[KeyRecord], record: KeyRecord, saved: bool) -> list[K
     return [other for other in records if other.key != record.key and (not saved or other.first <= record.made)]
 
 
-def _remains(record: KeyRecord, root: str) -> bool:
-    try:
-        return bool(layout.list_entries(Ref(record.kind, record.key, root).path))
-    except OSError:
-        return False
-
-
 def refusals(key: str, root: str) -> list[str]:
     """Why entries of this key are in quarantine, each reason once, from the notes there; nothing attests them."""
-    return sorted(
-        {f"{reason} (on {moment})" for reason, moment in _notes(key, ours.metadata_path(root, ours.QUARANTINE))}
-    )
-
-
-def _notes(key: str, directory: str) -> Iterator[tuple[str, str]]:
-    try:
-        names = [name for name in layout.list_entries(directory) if name.endswith(".json")]
-    except OSError:
-        return  # others may have closed it to us
-    for name in names:
-        note = quarantine.note_at(os.path.join(directory, name))
-        if f"/{key}/" in note.get("from", ""):
-            yield note.get("reason", ""), note.get("time", "")
+    directory = ours.metadata_path(root, ours.QUARANTINE)
+    names = (name for name in key_records.names_in(directory) if name.endswith(".json"))
+    notes = (quarantine.note_at(os.path.join(directory, name)) for name in names)
+    of_key = (note for note in notes if f"/{key}/" in note.get("from", ""))
+    return sorted({f"{note.get('reason', '')} (on {note.get('time', '')})" for note in of_key})
 
 
 _FILE = "cache_key_factors.json"
@@ -351,16 +323,14 @@ def nearest(after: Factors, others: list[Factors]) -> Factors | None:
 def compare_factors(before: Factors, after: Factors) -> list[Difference]:
     """The factors that differ, with both values, the least nested names first."""
     names = sorted(_changed_factors(before, after), key=lambda name: (name.count("."), name))
-    return [Difference(_named(name), _shown(name, before), _shown(name, after)) for name in names]
+    titles = (f"env {name.removeprefix('env.')}" if name.startswith("env.") else name for name in names)
+    return [
+        Difference(title, _shown(name, before), _shown(name, after)) for title, name in zip(titles, names, strict=True)
+    ]
 
 
 def _changed_factors(before: Factors, after: Factors) -> set[str]:
     return {name for name, _ in before.values.items() ^ after.values.items()}
-
-
-def _named(name: str) -> str:
-    kind, _, rest = name.partition(".")
-    return f"env {rest}" if kind == "env" else name
 
 
 def _shown(name: str, factors: Factors) -> str:

@@ -14,7 +14,7 @@ import os
 import re
 import time
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from enum import Enum
 from typing import Any, NamedTuple
@@ -36,6 +36,7 @@ __all__ = [
     "environment",
     "every",
     "key_of",
+    "names_in",
     "plain",
     "read",
     "recall",
@@ -151,18 +152,12 @@ def remember(record: KeyRecord, root: str) -> None:
     content = _encoded(record._replace(made=now, first=earlier.first if earlier else now, took=took))
     if content is None:
         return
-    for cache in _written(root):
+    level = levels.find(root)
+    is_shared = level is not None and not levels.is_left_alone(level.shared, reading=False)
+    for cache in (root, level.counterpart(root)) if level is not None and is_shared else (root,):
         place = _place(record.kind, record.name, cache)
         entry_files.publish(os.path.join(place, file), content, cache)
         _remove_oldest(place, cache)
-
-
-def _written(root: str) -> list[str]:
-    """The cache, and its counterpart in the shared level below it, unless that level has just failed."""
-    level = levels.find(root)
-    if level is None or levels.is_left_alone(level.shared, reading=False):
-        return [root]
-    return [root, level.counterpart(root)]
 
 
 def recall(ref: Ref, name: str) -> KeyRecord | None:
@@ -173,7 +168,9 @@ def recall(ref: Ref, name: str) -> KeyRecord | None:
 
 def same_name(ref: Ref, name: str) -> list[KeyRecord]:
     """The records of all keys of its kind under this name, in its cache and the tiers below that, the latest first."""
-    return _latest_first(_of_name(ref, name))
+    paths = (os.path.join(place, file) for place in _places(ref, name) for file in _listed(place))
+    found = filter(None, map(read, paths))
+    return _latest_first(record for record in found if (record.kind, record.name) == (ref.kind, name))
 
 
 def why_absent(ref: Ref, name: str) -> Absence:
@@ -192,15 +189,11 @@ def every(root: str, kind: Kind | None = None) -> list[KeyRecord]:
     own = ours.metadata_path(root, ours.KEYS)
     shared = levels.counterpart(own)
     tops = [own, *(below for below, _ in layers.iter_lower_paths(own, root) if below == shared)]
-    paths = (path for top in tops for each in (LOOKED_UP if kind is None else (kind,)) for path in _paths(top, each))
+    above = [os.path.join(top, each.word) for top in tops for each in (LOOKED_UP if kind is None else (kind,))]
+    places = [os.path.join(directory, folder) for directory in above for folder in names_in(directory)]
+    paths = [os.path.join(place, name) for place in places for name in _listed(place)]
     latest = sorted(paths, key=folders.modified, reverse=True)[:_MOST_READ]
     return _latest_first(filter(None, map(_read, latest)))
-
-
-def _paths(top: str, kind: Kind) -> Iterator[str]:
-    for folder in _names_in(os.path.join(top, kind.word)):
-        place = os.path.join(top, kind.word, folder)
-        yield from (os.path.join(place, name) for name in _listed(place))
 
 
 def _latest_first(records: Iterable[KeyRecord]) -> list[KeyRecord]:
@@ -222,14 +215,6 @@ def read(path: str) -> KeyRecord | None:
     return record if record is not None and record.key + _SUFFIX == os.path.basename(path) else None
 
 
-def _of_name(ref: Ref, name: str) -> Iterator[KeyRecord]:
-    for place in _places(ref, name):
-        for file in _listed(place):
-            record = read(os.path.join(place, file))
-            if record is not None and (record.kind, record.name) == (ref.kind, name):
-                yield record
-
-
 def _places(ref: Ref, name: str) -> Iterable[str]:
     place = _place(ref.kind, name, ref.root)
     return [place, *(below for below, _ in layers.iter_lower_paths(place, ref.root))]
@@ -240,10 +225,11 @@ def _place(kind: Kind, name: str, root: str) -> str:
 
 
 def _listed(place: str) -> list[str]:
-    return [name for name in _names_in(place) if name.endswith(_SUFFIX)]
+    return [name for name in names_in(place) if name.endswith(_SUFFIX)]
 
 
-def _names_in(place: str) -> list[str]:
+def names_in(place: str) -> list[str]:
+    """The names in a directory, but for hidden ones; none where it cannot be read."""
     try:
         return layout.list_entries(place)
     except OSError:
@@ -252,22 +238,15 @@ def _names_in(place: str) -> list[str]:
 
 def _encoded(record: KeyRecord) -> bytes | None:
     """The compressed record; None if it is too large even without the text of the source lines."""
-    for components in (record.components, _without_lines(record.components)):
+    without_lines = tuple(c._replace(text="") if c.name.endswith(" line") else c for c in record.components)
+    for components in (record.components, without_lines):
         stated = {"layer": record.kind.word, **record._replace(components=components)._asdict(), "format": _FORMAT}
         del stated["kind"]
         content = json.dumps(stated, separators=(",", ":")).encode()
         if len(content) <= _LARGEST:
-            return _packed(content)
+            packer = zlib.compressobj(level=1, wbits=_GZIP)
+            return packer.compress(content) + packer.flush()
     return None
-
-
-def _packed(content: bytes) -> bytes:
-    packer = zlib.compressobj(level=1, wbits=_GZIP)
-    return packer.compress(content) + packer.flush()
-
-
-def _without_lines(components: Iterable[Component]) -> tuple[Component, ...]:
-    return tuple(c._replace(text="") if c.name.endswith(" line") else c for c in components)
 
 
 def _read(path: str) -> KeyRecord | None:

@@ -7,13 +7,13 @@ import os
 import secrets
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
 from safecache import compiles, ports
 from safecache.errors import CacheWriteError
-from safecache.explain import explanations, key_records
+from safecache.explain import components, explanations, key_records
 from safecache.explain.key_records import Component, KeyRecord
 from safecache.patching.hook import hook
 from safecache.places.refs import Ref
@@ -22,6 +22,7 @@ from safecache.reporting import events
 from safecache.reporting.kinds import Kind, Reason
 from safecache.session import Part
 from safecache.settings import config
+from safecache.signing import provenance
 
 __all__ = ["CONFIGS", "compile_seconds", "get_hash", "note", "note_compile", "trying", "why_missed"]
 
@@ -55,28 +56,20 @@ def note_compile(compiling: Compiling) -> None:
     """Observer: note the parts of the key that was missed."""
     ref, call = compiling.ref, compiles.current.key_call
     if ref.kind is Kind.KERNEL:
-        _trying(ref.kind, lambda: _note_kernel(ref, compiling.graph, compiling.name()))
+        trying(ref.kind, lambda: _note_kernel(ref, compiling.graph, compiling.name()))
     elif ref.kind is Kind.FX_ENTRY and ref.key:
-        _trying(ref.kind, lambda: _note(ref, compiling.name(), compiling.lines, {}))
+        trying(ref.kind, lambda: _note(ref, compiling.name(), compiling.lines, {}))
     elif ref.kind is Kind.AOT_ENTRY and call is not None:
-        _trying(ref.kind, lambda: _note_aot(call, compiling.name()))
+        trying(ref.kind, lambda: _note_aot(call, compiling.name()))
 
 
 def _note_kernel(ref: Ref, request: KernelRequest, name: str) -> None:
-    from safecache.explain import components
-
     triton_key = sys.modules["triton.runtime.cache"].triton_key()
     version = sys.modules["triton"].__version__
     parts = components.kernel_components(
         request.source, request.backend, request.options, request.variables, triton_key, version
     )
     note(ref, name, parts)
-
-
-def _trying(kind: Kind, work: Callable[[], None]) -> None:
-    # Here and below: not before, since a process that hits needs none of it.
-
-    trying(kind, work)
 
 
 def _note_aot(call: tuple[Callable[..., Any], Any, Any, Any], name: str) -> None:
@@ -91,13 +84,13 @@ def _note_aot(call: tuple[Callable[..., Any], Any, Any, Any], name: str) -> None
 
 
 def _note(ref: Ref, name: str, lines: Sequence[str], functorch: dict[str, object]) -> None:
-    from safecache.explain import components
-    from safecache.settings import config
-    from safecache.signing import provenance
-
-    environment = config.child_environment()
-    parts = components.components(lines, provenance.describe(), functorch, environment)
-    parts += tuple(_beside())
+    parts = [*components.components(lines, provenance.describe(), functorch, config.child_environment())]
+    # What no key has, and what says where its parts come from.
+    unset = sys.modules["torch.utils._config_module"]._UNSET_SENTINEL
+    for module, title in CONFIGS.items():
+        if module in sys.modules:
+            parts.append(components.chosen(title, sys.modules[module], unset))
+    parts += components.places(os.path.dirname(str(sys.modules["torch"].__file__)))
     note(ref._replace(root=sys.modules["torch._inductor.codecache"].cache_dir()), name, parts)
 
 
@@ -109,38 +102,20 @@ CONFIGS = {
 }
 
 
-def _beside() -> Iterator[Any]:
-    """What no key has, and what says where its parts come from."""
-    from safecache.explain import components
-
-    unset = sys.modules["torch.utils._config_module"]._UNSET_SENTINEL
-    for module, title in CONFIGS.items():
-        if module in sys.modules:
-            yield components.chosen(title, sys.modules[module], unset)
-    yield from components.places(os.path.dirname(str(sys.modules["torch"].__file__)))
-
-
-# What explains a miss is imported at a miss: a process that hits needs none of it.
-
-
 def why_missed(ref: Ref, name: str) -> Reason:
     """Why its key is not there, of a graph or kernel of this name."""
-    from safecache.explain import key_records
-
     return Reason[key_records.why_absent(ref, name).name]
 
 
 def compile_seconds(ref: Ref, name: str) -> float:
     """How long the compile took when it was last saved there; 0 where nobody knows."""
-    from safecache.explain import key_records
-
     record = key_records.recall(ref, name)
     return record.took if record is not None else 0.0
 
 
-def note(ref: Ref, name: str, components: Iterable[Component]) -> None:
+def note(ref: Ref, name: str, parts: Iterable[Component]) -> None:
     """A lookup has missed, and a compile follows. With SAFECACHE_EXPLAIN=1, say why."""
-    record = KeyRecord(ref.kind, ref.key, name, time.time(), tuple(components), process=_PROCESS)
+    record = KeyRecord(ref.kind, ref.key, name, time.time(), tuple(parts), process=_PROCESS)
     waiting = _waiting.now
     while len(waiting) >= _MOST_WAITING:
         with suppress(KeyError, StopIteration):  # another thread has

@@ -28,7 +28,7 @@ ENTRY = PACKAGE / "bootstrap" / "entry" / "safecache_entry.py"
 MODULES.append(ENTRY)
 # Here importing late is the point: activating must not import what is only needed once torch is, nor a hit what only a
 # miss needs, nor a process what only a compile worker does, or one with a remote.
-IMPORT_LATE = {"__init__", "_plugins", "activation", "extras", "features", "patching", "scopes", "tier", "torch_keys"}
+IMPORT_LATE = {"__init__", "_plugins", "activation", "extras", "features", "patching", "scopes", "tier"}
 
 
 def name_of(path: Path) -> str:
