@@ -98,7 +98,7 @@ def _of_line(line: str, versions: Mapping[str, str]) -> Iterator[Component]:
     elif attribute == "system_info":
         yield from _of_system(part, digest, text, versions)
     elif attribute == "example_inputs":
-        yield Component(f"{INPUT} {part}", digest, _tensor(text) or _size(text) or key_records.capped(text))
+        yield Component(f"{INPUT} {part}", digest, _input(text))
     elif (custom := _PASS.fullmatch(attribute)) is not None:
         yield Component(f"source of custom pass {custom[1]}", digest, "none" if text == "None" else digest)
     elif attribute == "autograd_config":
@@ -134,15 +134,15 @@ ENVIRONMENT, CHOSEN, PLACE = "env ", "chosen ", "place of "
 
 def chosen(title: str, settings: Any, unset: object) -> Component:
     """Which of torch's ``settings``, a config module, the program has set. ``unset``: torch's word for none."""
-    found = " ".join(sorted(name for name, entry in settings._config.items() if _is_chosen(entry, unset)))
+    names = []
+    for name, entry in settings._config.items():
+        own = entry.user_override
+        own = own.get() if isinstance(own, ContextVar) else own  # a plain value up to 2.14
+        # Torch copies a list or a dictionary there when it is read.
+        if own is not unset and not (isinstance(own, (list, dict, set)) and own == entry.default):
+            names.append(name)
+    found = " ".join(sorted(names))
     return Component(f"{CHOSEN}{title}", key_records.digest(found), found)
-
-
-def _is_chosen(entry: Any, unset: object) -> bool:
-    own = entry.user_override
-    own = own.get() if isinstance(own, ContextVar) else own  # a plain value up to 2.14
-    # Torch copies a list or a dictionary there when it is read.
-    return own is not unset and not (isinstance(own, (list, dict, set)) and own == entry.default)
 
 
 def places(torch: str) -> Iterator[Component]:
@@ -168,19 +168,15 @@ def source_lines(name: str, text: str) -> Iterator[Component]:
         )
 
 
-def _tensor(text: str) -> str:
-    """The fields of ``TensorMetadata(…)`` with unusual values, as fields() parses them; "" for any other text."""
+def _input(text: str) -> str:
+    """The fields of ``TensorMetadata(…)`` with unusual values, as fields() parses them; else which size it is."""
     match = re.search(r"TensorMetadata\((.*)\)", text, re.DOTALL)
-    if match is None or "TensorMetadataAndValues" in text:
-        return ""
-    stated = [field.partition("=")[::2] for field in _split(match[1])]
-    said = [f"{name}={_short(value)}" for name, value in stated if name in _ALWAYS or value not in _USUAL]
-    return key_records.capped(", ".join(said))
-
-
-def _size(text: str) -> str:
+    if match is not None and "TensorMetadataAndValues" not in text:
+        stated = [field.partition("=")[::2] for field in _split(match[1])]
+        said = [f"{name}={_short(value)}" for name, value in stated if name in _ALWAYS or value not in _USUAL]
+        return key_records.capped(", ".join(said))
     symbol = re.match(r"\('(\w+)',", text)
-    return f"dynamic size {symbol[1]}" if symbol else ""
+    return f"dynamic size {symbol[1]}" if symbol else key_records.capped(text)
 
 
 def _short(value: str) -> str:

@@ -238,16 +238,13 @@ class Explanation(NamedTuple):
             return "its key differs from the nearest one in nothing that is recorded"
         return "; ".join(map(str, self.differences))
 
-    @property
-    def _against(self) -> str:
-        if self.nearest is None:
-            return ""
-        of = "" if self.nearest.name == self.record.name else f" of {self.nearest.name}, the nearest under another name"
-        return f" (against {self.nearest.key[:16]}…{of}, saved on {timestamps.write(self.nearest.made)})"
-
     def __str__(self) -> str:
         what = "Triton kernel" if self.record.kind is Kind.KERNEL else self.record.kind.noun
-        return f"{what} of {self.record.name}: {self.cause}{self._against}"
+        told = f"{what} of {self.record.name}: {self.cause}"
+        if self.nearest is None:
+            return told
+        of = "" if self.nearest.name == self.record.name else f" of {self.nearest.name}, the nearest under another name"
+        return f"{told} (against {self.nearest.key[:16]}…{of}, saved on {timestamps.write(self.nearest.made)})"
 
 
 def explain(record: KeyRecord, root: str, *, saved: bool) -> Explanation:

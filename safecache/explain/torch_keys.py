@@ -7,8 +7,8 @@ import os
 import secrets
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from safecache import compiles, ports
@@ -55,32 +55,24 @@ def get_hash(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any)
 def note_compile(compiling: Compiling) -> None:
     """Observer: note the parts of the key that was missed."""
     ref, call = compiling.ref, compiles.current.key_call
-    if ref.kind is Kind.KERNEL:
-        trying(ref.kind, lambda: _note_kernel(ref, compiling.graph, compiling.name()))
-    elif ref.kind is Kind.FX_ENTRY and ref.key:
-        trying(ref.kind, lambda: _note(ref, compiling.name(), compiling.lines, {}))
-    elif ref.kind is Kind.AOT_ENTRY and call is not None:
-        trying(ref.kind, lambda: _note_aot(call, compiling.name()))
-
-
-def _note_kernel(ref: Ref, request: KernelRequest, name: str) -> None:
-    triton_key = sys.modules["triton.runtime.cache"].triton_key()
-    version = sys.modules["triton"].__version__
-    parts = components.kernel_components(
-        request.source, request.backend, request.options, request.variables, triton_key, version
-    )
-    note(ref, name, parts)
-
-
-def _note_aot(call: tuple[Callable[..., Any], Any, Any, Any], name: str) -> None:
-    compute, args, kwargs, (key, printed) = call
-    lines = list(printed or ())
-    if not lines:  # torch has not printed them: the key is computed once more
-        with compiles.scope(key_lines=lines):
-            compute(*args, **kwargs)
-    functorch = sys.modules["torch._functorch.config"]
-    stated = functorch.save_config_portable(ignore_private_configs=False)
-    _note(Ref(Kind.AOT_ENTRY, key), name, lines, stated)
+    with trying(ref.kind):
+        if ref.kind is Kind.KERNEL:
+            request: KernelRequest = compiling.graph
+            triton_key, version = sys.modules["triton.runtime.cache"].triton_key(), sys.modules["triton"].__version__
+            parts = components.kernel_components(
+                request.source, request.backend, request.options, request.variables, triton_key, version
+            )
+            note(ref, compiling.name(), parts)
+        elif ref.kind is Kind.FX_ENTRY and ref.key:
+            _note(ref, compiling.name(), compiling.lines, {})
+        elif ref.kind is Kind.AOT_ENTRY and call is not None:
+            compute, args, kwargs, (key, printed) = call
+            lines = list(printed or ())
+            if not lines:  # torch has not printed them: the key is computed once more
+                with compiles.scope(key_lines=lines):
+                    compute(*args, **kwargs)
+            settings = sys.modules["torch._functorch.config"].save_config_portable(ignore_private_configs=False)
+            _note(Ref(Kind.AOT_ENTRY, key), compiling.name(), lines, settings)
 
 
 def _note(ref: Ref, name: str, lines: Sequence[str], functorch: dict[str, object]) -> None:
@@ -136,10 +128,11 @@ def _remember(saved: Saved) -> None:
             key_records.remember(record, saved.ref.root)
 
 
-def trying(kind: Kind, work: Callable[[], None]) -> None:
-    """Do ``work``, which looks into what torch or Triton have made; where that fails, say so, and go on without."""
+@contextmanager
+def trying(kind: Kind) -> Iterator[None]:
+    """Look into what torch or Triton have made, in this block; where that fails, say so, and go on without."""
     try:
-        work()
+        yield
     except Exception as error:
         text = f"{type(error).__name__}: {error}"
         events.report(

@@ -174,29 +174,22 @@ class Connection:
         with self._starting:
             if self._is_ready:
                 return
-            problem = self._problem(self._first_message())
+            try:
+                answer = self._exchange(None, self._limits.start)
+            except ServerGoneError as error:
+                if not isinstance(error.__cause__, TimeoutError):
+                    raise
+                answer = {"failed": f"it was not ready after {self._limits.start:.0f} s"}
+            problem = None if "ready" in answer else str(answer.get("failed"))
+            for name in self._imports if problem is None else ():
+                theirs = answer["ready"].get(name)
+                ours = getattr(sys.modules.get(name), "__file__", theirs)
+                if theirs != ours:
+                    problem = f"it would compile with the {name} of {theirs}, and this process has that of {ours}"
             self._is_ready = problem is None
         if problem is not None:
             self.close()
             raise ServiceUnavailable(f"the compile server cannot be used: {problem}")
-
-    def _first_message(self) -> dict[str, Any]:
-        try:
-            return self._exchange(None, self._limits.start)
-        except ServerGoneError as error:
-            if isinstance(error.__cause__, TimeoutError):
-                return {"failed": f"it was not ready after {self._limits.start:.0f} s"}
-            raise
-
-    def _problem(self, answer: dict[str, Any]) -> str | None:
-        if "ready" not in answer:
-            return str(answer.get("failed"))
-        for name in self._imports:
-            theirs = answer["ready"].get(name)
-            ours = getattr(sys.modules.get(name), "__file__", theirs)
-            if theirs != ours:
-                return f"it would compile with the {name} of {theirs}, and this process has that of {ours}"
-        return None
 
     def fork(self, number: int, channel: int, output: int) -> int:
         """The pid of a new worker, known by ``number`` from now on. Raises ServiceUnavailable or ServerGoneError."""
@@ -231,14 +224,12 @@ class Connection:
         return answer
 
     def _gone(self, how: str) -> ServerGoneError:
-        said = "" if self._is_ready else self._read_notes()
-        return ServerGoneError(f"{how} (exit status {self.close()}) {said}".strip())
-
-    def _read_notes(self) -> str:
+        said = ""
         with suppress(OSError, ValueError):  # closed by another thread
-            self._notes.seek(0)
-            return self._notes.read().decode("utf-8", "replace").strip()[-_MOST_SAID:]
-        return ""
+            if not self._is_ready:
+                self._notes.seek(0)
+                said = self._notes.read().decode("utf-8", "replace").strip()[-_MOST_SAID:]
+        return ServerGoneError(f"{how} (exit status {self.close()}) {said}".strip())
 
     def is_used(self) -> None:
         """Note that the server is in use, which postpones its end."""

@@ -240,11 +240,15 @@ def encode(source: Any, target: Any, options: dict[str, Any]) -> dict[str, Any]:
         replaced = replaced_in_backend(make_backend(target))
         if hindrance is not None or replaced is not None:
             raise CannotTravel(hindrance or f"{replaced} is not as Triton was released")
+        # The GPU of this process, for kernels that query it, unless querying would initialise CUDA.
+        active, cuda = driver._active or driver._default, sys.modules.get("torch.cuda")
+        is_known = active is not None and (cuda is None or cuda.is_initialized())
+        gpu = active.get_current_target() if is_known else None
         return {
             **_source(source, target, options),
-            "options": Encoder(_refuse).encode(options),
+            "options": Encoder().encode(options),
             "knobs": current(),
-            "driver": _driver_target(),
+            "driver": [gpu.backend, gpu.arch, gpu.warp_size] if gpu is not None else None,
         }
     except CannotTravel:
         raise
@@ -408,17 +412,3 @@ def _lowered(source: Any, target: Any, options: dict[str, Any]) -> dict[str, Any
         "text": str(module),
         "hash": source.hash(),
     }
-
-
-def _driver_target() -> list[Any] | None:
-    """The GPU of this process, for kernels that query it; None if querying would initialise CUDA."""
-    active = driver._active or driver._default
-    cuda = sys.modules.get("torch.cuda")
-    if active is None or (cuda is not None and not cuda.is_initialized()):
-        return None
-    target = active.get_current_target()
-    return [target.backend, target.arch, target.warp_size]
-
-
-def _refuse(kernel: Any) -> int:
-    raise UnshippableError(f"an option is the kernel {kernel!r}")

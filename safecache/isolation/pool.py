@@ -98,17 +98,14 @@ class Worker:
             self.output.drain()
             return ended
         except ServerGoneError:
-            self._kill_group()
+            # Kill the children that the worker leaves behind when it ends together with its server. As long as a
+            # member of the group lives, its number is not reused.
+            if _start_time(self._pid) in (None, self._since):
+                with suppress(ProcessLookupError, PermissionError):
+                    os.killpg(self._pid, signal.SIGKILL)
             raise
         finally:
             self.let_go()
-
-    def _kill_group(self) -> None:
-        """Kill the children that the worker leaves behind when it ends together with its server."""
-        # As long as a member of the group lives, its number is not reused.
-        if _start_time(self._pid) in (None, self._since):
-            with suppress(ProcessLookupError, PermissionError):
-                os.killpg(self._pid, signal.SIGKILL)
 
     def let_go(self) -> None:
         """Close our ends of its channel and pipe, on which an idle worker ends."""
@@ -289,7 +286,10 @@ class Output:
             return True
         except OSError:  # other code has closed it, such as with all descriptors unknown to it
             return False
-        self._keep(piece)
+        self._size += len(piece)
+        room = MOST_BYTES - len(self._head)
+        self._head += piece[:room]
+        self._tail = (self._tail + piece[room:])[-MOST_BYTES:] if len(piece) > room else self._tail
         return bool(piece)
 
     def drain(self) -> None:
@@ -306,9 +306,3 @@ class Output:
         text = bytes(self._head + between + self._tail).decode("utf-8", "replace")
         self._head, self._tail, self._size = bytearray(), bytearray(), 0
         return text
-
-    def _keep(self, piece: bytes) -> None:
-        self._size += len(piece)
-        room = MOST_BYTES - len(self._head)
-        self._head += piece[:room]
-        self._tail = (self._tail + piece[room:])[-MOST_BYTES:] if len(piece) > room else self._tail

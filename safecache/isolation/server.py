@@ -116,11 +116,15 @@ class _Server:
             self._wait(number, _DEATH)
 
     def _answer(self, message: dict[str, Any], descriptors: list[int]) -> None:
+        number = message["worker"]
         try:
             if message["do"] == "fork":
-                answer = self._fork(message["worker"], *descriptors)
+                answer = self._fork(number, *descriptors)
             else:
-                answer = self._end(message["worker"], message["grace"])
+                if not self._wait(number, message["grace"]):
+                    self._kill(number)
+                    self._wait(number, _DEATH)
+                answer = self._ended.pop(number, {"status": None, "peak": 0})
         except (OSError, TypeError) as error:
             # No process can be started, or no descriptors came.
             answer = {"failed": f"{type(error).__name__}: {error}"}
@@ -137,13 +141,6 @@ class _Server:
             work(channel, output, server, self._run, self._worker_idle)
         self._pids[number] = pid
         return {"pid": pid}
-
-    def _end(self, number: int, grace: float) -> dict[str, Any]:
-        """How a worker has ended; it is killed if it lives on after ``grace`` seconds."""
-        if not self._wait(number, grace):
-            self._kill(number)
-            self._wait(number, _DEATH)
-        return self._ended.pop(number, {"status": None, "peak": 0})
 
     def _wait(self, number: int, seconds: float) -> bool:
         """Whether the worker ends within so many seconds."""

@@ -155,9 +155,12 @@ class UnshippableKernelError(UnshippableError):
 
 
 class Encoder:
-    """``function`` returns the number under which a kernel is sent; without ``lenient``, nothing may be left out."""
+    """``function`` returns the number under which a kernel is sent; without ``lenient``, nothing may be left out.
 
-    def __init__(self, function: Callable[[Any], int], lenient: bool = True) -> None:
+    Without a ``function`` no value may be a kernel.
+    """
+
+    def __init__(self, function: Callable[[Any], int] | None = None, lenient: bool = True) -> None:
         self._function = function
         self._lenient = lenient
 
@@ -173,7 +176,7 @@ class Encoder:
             return self._module(value, use)
         if _is_of_triton(value):
             return {"triton": [value.__module__, value.__qualname__]}
-        if isinstance(value, JITFunction):
+        if isinstance(value, JITFunction) and self._function is not None:
             return {"function": self._function(value)}
         return self._other(value)
 
@@ -211,31 +214,18 @@ class Encoder:
         told = f"the {kind.__name__} {name}" if isinstance(name, str) else f"a {kind.__module__}.{kind.__qualname__}"
         raise UnshippableError(f"{told} cannot be made again in another process")
 
-    def _constexpr(self, value: Any) -> Any:
-        return {"constexpr": self.encode(value.value)}
-
-    def _pointer(self, value: Any) -> Any:
-        return {"pointer": [self.encode(value.element_ty), value.address_space, value.const]}
-
-    def _tuple(self, value: tuple[Any, ...]) -> Any:
-        return {"tuple": [self.encode(item) for item in value]}
-
-    def _list(self, value: list[Any]) -> Any:
-        return {"list": [self.encode(item) for item in value]}
-
-    def _dict(self, value: dict[Any, Any]) -> Any:
-        return {"dict": [[self.encode(key), self.encode(item)] for key, item in value.items()]}
-
 
 _ENCODERS: dict[type, Callable[[Encoder, Any], Any]] = {
     # JSON knows neither infinity nor NaN.
     float: lambda _, value: {"float": value.hex()},
     dtype: lambda _, value: {"dtype": value.name},
-    tuple: Encoder._tuple,
-    list: Encoder._list,
-    dict: Encoder._dict,
-    constexpr: Encoder._constexpr,
-    pointer_type: Encoder._pointer,
+    tuple: lambda encoder, items: {"tuple": [encoder.encode(item) for item in items]},
+    list: lambda encoder, items: {"list": [encoder.encode(item) for item in items]},
+    dict: lambda encoder, items: {"dict": [[*map(encoder.encode, item)] for item in items.items()]},
+    constexpr: lambda encoder, value: {"constexpr": encoder.encode(value.value)},
+    pointer_type: lambda encoder, value: {
+        "pointer": [encoder.encode(value.element_ty), value.address_space, value.const]
+    },
 }
 
 
@@ -263,7 +253,7 @@ class Decoder:
     """``function`` returns the kernel with a given number."""
 
     def __init__(self, function: Callable[[int], Any]) -> None:
-        self._numbered = function
+        self.function = function
         self._records: dict[str, Any] = {}
 
     def decode(self, encoded: Any) -> Any:
@@ -271,41 +261,14 @@ class Decoder:
         if not isinstance(encoded, dict):
             return encoded
         ((kind, content),) = encoded.items()
-        return getattr(self, f"_{kind.replace(' ', '_')}")(content)
+        return _DECODERS[kind](self, content)
 
-    def _float(self, text: str) -> float:
-        return float.fromhex(text)
-
-    def _tuple(self, items: list[Any]) -> tuple[Any, ...]:
-        return tuple(map(self.decode, items))
-
-    def _list(self, items: list[Any]) -> list[Any]:
-        return list(map(self.decode, items))
-
-    def _dict(self, items: list[Any]) -> dict[Any, Any]:
-        return {self.decode(key): self.decode(value) for key, value in items}
-
-    def _constexpr(self, content: Any) -> Any:
-        return constexpr(self.decode(content))
-
-    def _dtype(self, name: str) -> Any:
-        return dtype(name)
-
-    def _pointer(self, content: list[Any]) -> Any:
-        element, address_space, const = content
-        return pointer_type(self.decode(element), address_space, const)
-
-    def _function(self, number: int) -> Any:
-        return self._numbered(number)
-
-    def _triton(self, content: list[str]) -> Any:
-        module, name = content
-        return reduce(getattr, name.split("."), self._module(module))
-
-    def _module(self, name: str) -> Any:
-        if name.partition(".")[0] != "triton" and name not in _STANDARD:
-            raise ValueError(f"{name} is no module of Triton's")
-        return importlib.import_module(name)
+    def _instance(self, content: list[Any]) -> Any:
+        module, name, parts = content
+        instance = object.__new__(_find(module, name))
+        for part, value in parts.items():
+            object.__setattr__(instance, part, self.decode(value))
+        return instance
 
     def _namespace(self, content: list[Any]) -> ModuleType:
         name, parts = content
@@ -313,23 +276,38 @@ class Decoder:
         vars(module).update({part: self.decode(value) for part, value in parts.items()})
         return module
 
-    def _record(self, content: list[Any]) -> Any:
-        kind, *values = content
-        return self._record_type(kind)(*map(self.decode, values))
-
     def _record_type(self, content: list[Any]) -> Any:
         # Values of the same type have the same type here, too.
         if str(content) not in self._records:
             self._records[str(content)] = collections.namedtuple(*content)
         return self._records[str(content)]
 
-    def _instance(self, content: list[Any]) -> Any:
-        module, name, parts = content
-        kind = self._triton([module, name])
-        instance = object.__new__(kind)
-        for part, value in parts.items():
-            object.__setattr__(instance, part, self.decode(value))
-        return instance
 
-    def _absent(self, _: None) -> _Absent:
-        return _Absent()
+def _import(name: str) -> ModuleType:
+    if name.partition(".")[0] != "triton" and name not in _STANDARD:
+        raise ValueError(f"{name} is no module of Triton's")
+    return importlib.import_module(name)
+
+
+def _find(module: str, name: str) -> Any:
+    return reduce(getattr, name.split("."), _import(module))
+
+
+# By what _ENCODERS and the other methods of an Encoder call it.
+_DECODERS: dict[str, Callable[[Decoder, Any], Any]] = {
+    "float": lambda _, text: float.fromhex(text),
+    "dtype": lambda _, name: dtype(name),
+    "tuple": lambda decoder, items: tuple(map(decoder.decode, items)),
+    "list": lambda decoder, items: list(map(decoder.decode, items)),
+    "dict": lambda decoder, items: {decoder.decode(key): decoder.decode(value) for key, value in items},
+    "constexpr": lambda decoder, value: constexpr(decoder.decode(value)),
+    "pointer": lambda decoder, parts: pointer_type(decoder.decode(parts[0]), *parts[1:]),
+    "function": lambda decoder, number: decoder.function(number),
+    "module": lambda _, name: _import(name),
+    "namespace": Decoder._namespace,
+    "triton": lambda _, names: _find(*names),
+    "instance": Decoder._instance,
+    "record": lambda decoder, parts: decoder._record_type(parts[0])(*map(decoder.decode, parts[1:])),
+    "record type": Decoder._record_type,
+    "absent": lambda *_: _Absent(),
+}

@@ -89,7 +89,8 @@ class _Walk:
             elif isinstance(value, type):
                 self._add_class(path, value)
             elif isinstance(value, types.ModuleType):
-                self._add_module(path, value)
+                if self._own(value.__name__):
+                    self._offer(path, vars(value))
             else:
                 self._add_object(path, value)
         if not self._rows:
@@ -165,10 +166,6 @@ class _Walk:
                     if not _is_plain(called[name]):
                         self.add(f"{path}.{name}", called[name])
                 self._offer(path, {name: found for name, found in vars(each).items() if name not in called})
-
-    def _add_module(self, path: str, value: types.ModuleType) -> None:
-        if self._own(value.__name__):
-            self._offer(path, vars(value))
 
     def _add_object(self, path: str, value: Any) -> None:
         if isinstance(value, property):

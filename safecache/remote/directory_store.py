@@ -57,23 +57,19 @@ class DirectoryStore:
         found = {}
         for name in names:
             try:
-                found[name] = self._of_file(name, look)
+                above, own = _split(name)
+                with folders.open_subdirectory(self._root, above) as folder:
+                    descriptor = folder.open(own, os.O_RDONLY)
+                try:
+                    status = filesystem.fstat(descriptor)
+                    if stat.S_ISREG(status.st_mode):
+                        found[name] = look(descriptor, status.st_size)
+                finally:
+                    filesystem.close(descriptor)
             except OSError as error:
                 if error.errno not in _LACKING:
                     raise
         return found
-
-    def _of_file(self, name: str, look: Callable[[int, int], _Found]) -> _Found:
-        above, own = _split(name)
-        with folders.open_subdirectory(self._root, above) as folder:
-            descriptor = folder.open(own, os.O_RDONLY)
-        try:
-            status = filesystem.fstat(descriptor)
-            if not stat.S_ISREG(status.st_mode):
-                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
-            return look(descriptor, status.st_size)
-        finally:
-            filesystem.close(descriptor)
 
     def write(self, name: str, content: bytes) -> None:
         self._publish(name, content, lambda folder, draft, own: folder.rename(draft, folder, own))

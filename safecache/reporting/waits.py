@@ -86,7 +86,11 @@ def remaining(limit: float) -> float:
 
     The first 0 is reported.
     """
-    in_vain, (left, in_group) = _state.now.in_vain, _group_remaining()
+    in_vain, left, in_group = _state.now.in_vain, math.inf, 0.0
+    group = _find_group() if _find_group is not None else None
+    if group is not None:
+        in_group = _state.now.waited_since(group[1])
+        left = group[0] - in_group
     if limit > 0 and in_vain >= limit:
         _tell_once(_SPENT, in_vain)
     elif left <= 0:
@@ -137,16 +141,6 @@ def refund(seconds: float) -> None:
     with _state.lock:
         state = _state.now
         state.in_vain = max(0.0, state.in_vain - seconds)
-
-
-def _group_remaining() -> tuple[float, float]:
-    """Return the seconds that are left until the next collective, and those that were waited since the last one."""
-    group = _find_group() if _find_group is not None else None
-    if group is None:
-        return math.inf, 0.0
-    limit, mark = group
-    waited = _state.now.waited_since(mark)
-    return limit - waited, waited
 
 
 def _tell_once(text: str, seconds: float) -> None:

@@ -26,7 +26,7 @@ from safecache.session import Part, inherit
 from safecache.settings import config
 from safecache.tiers import fallback
 from safecache.trials import markers, strikes
-from safecache.trials.markers import Blame, Death, Marker
+from safecache.trials.markers import Blame, Marker
 from safecache.trials.strikes import BARRED
 
 __all__ = [
@@ -167,23 +167,17 @@ def _look(cache: _Cache) -> None:
         # No such directory, or none that can be read: nothing is known.
         with report.contain_errors(_FEATURE, _EFFECT), suppress(OSError):
             for death in markers.deaths(cache.place):
-                _judge(cache, death)
+                blame = markers.of_death(death.said, death.around)
+                if blame is Blame.SURE and len(death.running) > 1:
+                    blame = Blame.UNSURE  # which of them it was
+                if blame is not Blame.NONE:
+                    how = markers.signal_in(death.said) or "nothing tells of what"
+                    what = f"process {death.pid} died in it: {how}"
+                    for names in death.running:
+                        _against(cache, names, blame, Reason.CRASHED_RUN, death.began, what)
     finally:
         with report.contain_errors(_FEATURE, _EFFECT), suppress(OSError):
             cache.strikes = strikes.read(cache.root)
-
-
-def _judge(cache: _Cache, death: Death) -> None:
-    if not death.running:
-        return
-    blame = markers.of_death(death.said, death.around)
-    if blame is Blame.SURE and len(death.running) > 1:
-        blame = Blame.UNSURE  # which of them it was
-    if blame is Blame.NONE:
-        return
-    how = markers.signal_in(death.said) or "nothing tells of what"
-    for names in death.running:
-        _against(cache, names, blame, Reason.CRASHED_RUN, death.began, f"process {death.pid} died in it: {how}")
 
 
 def _against(cache: _Cache, names: list[str], blame: Blame, reason: Reason, began: float, what: str) -> None:

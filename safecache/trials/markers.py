@@ -309,6 +309,7 @@ class _File:
         """As of a file."""
 
 
+_libc = cache(ctypes.CDLL)
 # Bytes; glibc's has 152.
 _LARGEST_SIGACTION = 512
 
@@ -359,13 +360,8 @@ def end() -> None:
 def _handler_now() -> int:
     """The address of what handles SIGSEGV, the first field of struct sigaction; 0 for nothing."""
     found = ctypes.create_string_buffer(_LARGEST_SIGACTION)
-    _libc().sigaction(signal.SIGSEGV, None, found)
+    _libc(None).sigaction(signal.SIGSEGV, None, found)
     return int.from_bytes(found.raw[: ctypes.sizeof(ctypes.c_void_p)], sys.byteorder)
-
-
-@cache
-def _libc() -> ctypes.CDLL:
-    return ctypes.CDLL(None)
 
 
 def host_oom_state() -> dict[str, Any]:

@@ -160,7 +160,10 @@ def _changing(root: str) -> Iterator[Strikes]:
     with _opened(root, make=True) as folder:
         lock = folder.open(_LOCK, os.O_RDWR | os.O_CREAT, 0o600)
         try:
-            _hold(lock)
+            # It is held for moments.
+            held, _ = waits.wait(lambda _: filesystem.try_lock(lock) or None, waits.UNPROVEN, pauses=_PAUSES)
+            if not held:
+                raise BlockingIOError(errno.EAGAIN, "another process writes there")
             found = _read(folder, root)
             yield found
             keys = dict(sorted(found.keys.items(), key=lambda row: row[1][1])[-_MOST:])
@@ -173,13 +176,6 @@ def _changing(root: str) -> Iterator[Strikes]:
                 folder.rename(_DRAFT, folder, _RECORD)
         finally:
             filesystem.close(lock)
-
-
-def _hold(lock: int) -> None:
-    """Lock it, within waits.UNPROVEN seconds: it is held for moments. Raises BlockingIOError."""
-    held, _ = waits.wait(lambda _: filesystem.try_lock(lock) or None, waits.UNPROVEN, pauses=_PAUSES)
-    if not held:
-        raise BlockingIOError(errno.EAGAIN, "another process writes there")
 
 
 def _read(folder: Folder, root: str) -> Strikes:

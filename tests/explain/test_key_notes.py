@@ -71,23 +71,17 @@ def test_record_that_cannot_be_written_says_nothing_and_fails_nothing(root, capl
 def test_key_that_is_not_understood_is_one_warning_also_in_strict_mode(monkeypatch, caplog, strict):
     monkeypatch.setenv("SAFECACHE_STRICT", strict)
     config.reload()
-
-    def fail():
-        raise AttributeError("torch is not as it was")
-
     events._state.reset()
     for _ in range(3):
-        torch_keys.trying(Kind.FX_ENTRY, fail)
+        with torch_keys.trying(Kind.FX_ENTRY):
+            raise AttributeError("torch is not as it was")
     assert caplog.text.count("torch is not as it was") == 1
     assert events.counters() == {Reason.NOT_EXPLAINED.value: 3}
 
 
 def test_interrupt_passes_through():
-    def interrupt():
+    with pytest.raises(KeyboardInterrupt), torch_keys.trying(Kind.FX_ENTRY):
         raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        torch_keys.trying(Kind.FX_ENTRY, interrupt)
 
 
 @pytest.mark.parametrize(("explain", "lines"), [("0", 0), ("1", 1)])
