@@ -260,9 +260,15 @@ def confirmed(
 ) -> TritonCompileCrash:
     """The error for a new crash, after a second run to confirm it, with its report and its note written."""
     again = _run_again(job, request.limits, directory) if found.is_of_kernel else None
-    report, problem = _report(request, job, found, outcome, again, directory)
-    varied = reports.config_of(request.source, request.options)
-    note = Note(found, request.source.name, varied, report, time.time())
+    ended = found._asdict() | {"words": found.words, "seconds": round(outcome.seconds, 3)}
+    ended["again"] = None if again is None or again[0] is None else again[0].words
+    stderr = outcome.stderr + (f"\n-- and in the second run --\n{again[1].stderr}" if again else "")
+    report, problem = None, ""
+    try:
+        report = reports.write(reports.Facts(request, ended, found.stage, job["source"], stderr, directory))
+    except OSError as error:
+        problem = f"{error.strerror}"
+    note = Note(found, request.source.name, reports.config_of(request), report, time.time())
     remembered = found.is_of_limit or (again is not None and again[0] is not None and again[0].is_of_kernel)
     if remembered:
         remember(request.root, request.hash, note)
@@ -285,37 +291,6 @@ def _run_again(job: dict[str, Any], limits: Limits, directory: str) -> tuple[Cra
     except (OSError, client.ServiceUnavailable):
         return None
     return diagnosed(outcome, second), outcome
-
-
-def _report(
-    request: Request,
-    job: dict[str, Any],
-    found: Crash,
-    outcome: Outcome,
-    again: tuple[Crash | None, Outcome] | None,
-    directory: str,
-) -> tuple[str | None, str]:
-    """The directory of the report, or None and the reason why it could not be written."""
-    ended = found._asdict() | {"words": found.words, "seconds": round(outcome.seconds, 3)}
-    ended["again"] = None if again is None or again[0] is None else again[0].words
-    stderr = outcome.stderr + (f"\n-- and in the second run --\n{again[1].stderr}" if again else "")
-    facts = reports.Facts(
-        hash=request.hash,
-        described=reports.describe(request.source, request.backend.target, request.options),
-        ended=ended,
-        stage=found.stage,
-        source=reports.source_of(request.source),
-        ir="" if hasattr(request.source, "fn") else request.source.ext,
-        language=request.source.language.name,
-        options=reports.options_of(request.options),
-        encoded=job["source"],
-        stderr=stderr,
-        directory=directory,
-    )
-    try:
-        return reports.write(request.root, facts), ""
-    except OSError as error:
-        return None, f"{error.strerror}"
 
 
 def _remedy(hash: str, note: Note, *, remembered: bool, problem: str) -> str:

@@ -67,18 +67,7 @@ class _Compile:
         self.times: dict[str, Any] = {}
 
     def run(self) -> dict[str, Any]:
-        self._prepare()
-        source = rebuild(self.encoded, self.directory)
-        kernel = compiler.compile(source, target=GPUTarget(*self.job["target"]))
-        (metadata,) = (path for name, path in kernel.metadata_group.items() if name.endswith(".json"))
-        folder, name = os.path.split(metadata)
-        if self.encoded["kind"] == "lowered":
-            Path(folder, f"{name.removesuffix('.json')}.source").write_text(self.encoded["text"], encoding="utf-8")
-        key = hashlib.sha256(self.own_key.encode()).hexdigest()
-        return {"key": key, "folder": os.path.basename(folder), "metadata": name, "times": self.times}
-
-    def _prepare(self) -> None:
-        """Set up Triton for this job only; the next one sets all of it again."""
+        # Set up Triton for this job only; the next one sets all of it again.
         encoding.apply(self.encoded["knobs"])
         own = {"dir": self.directory, "manager_class": cache.FileCacheManager, "remote_manager_class": None}
         vars(knobs.cache).update(own)
@@ -88,6 +77,14 @@ class _Compile:
         cache.triton_key = lambda: self.job["triton_key"]
         compiler.get_cache_key = self._key
         compiler.make_backend = self._backend
+        source = rebuild(self.encoded, self.directory)
+        kernel = compiler.compile(source, target=GPUTarget(*self.job["target"]))
+        (metadata,) = (path for name, path in kernel.metadata_group.items() if name.endswith(".json"))
+        folder, name = os.path.split(metadata)
+        if self.encoded["kind"] == "lowered":
+            Path(folder, f"{name.removesuffix('.json')}.source").write_text(self.encoded["text"], encoding="utf-8")
+        key = hashlib.sha256(self.own_key.encode()).hexdigest()
+        return {"key": key, "folder": os.path.basename(folder), "metadata": name, "times": self.times}
 
     def _key(self, *rest: Any, **named: Any) -> str:
         self.own_key = _get_cache_key(*rest, **named)

@@ -19,6 +19,7 @@ from safecache._version import __version__
 from safecache.files import folders, opening
 from safecache.files.folders import Folder
 from safecache.isolation.protocol import STAGE_FILE, STAGES, TEMPORARY
+from safecache.isolation.request import Request
 from safecache.places import ours
 from safecache.settings import timestamps
 from safecache.store import groups
@@ -26,12 +27,9 @@ from safecache.store import groups
 __all__ = [
     "Facts",
     "config_of",
-    "describe",
     "kernel_script",
     "listed",
-    "options_of",
     "script",
-    "source_of",
     "stage_in",
     "write",
 ]
@@ -150,14 +148,16 @@ def _expression(encoded: Any, names: list[str]) -> str:
     raise _UnwritableError
 
 
-def config_of(source: Any, options: Any) -> dict[str, Any]:
+def config_of(request: Request) -> dict[str, Any]:
     """The options and constants that an autotuner varies, by name."""
-    named = {name: getattr(options, name) for name in ("num_warps", "num_stages", "num_ctas") if hasattr(options, name)}
-    return named | {name: _plain(value) for name, value in _constants(source).items()}
+    options = vars(request.options)
+    named = {name: options[name] for name in ("num_warps", "num_stages", "num_ctas") if name in options}
+    return named | _constants(request.source)
 
 
-def describe(source: Any, target: Any, options: Any) -> dict[str, Any]:
+def _describe(request: Request) -> dict[str, Any]:
     """A JSON-able description of the compile: the kernel, its signature, the target, options and versions."""
+    source, target = request.source, request.backend.target
     function = getattr(source, "fn", None)
     code = getattr(getattr(function, "fn", None), "__code__", None)
     return {
@@ -165,10 +165,10 @@ def describe(source: Any, target: Any, options: Any) -> dict[str, Any]:
         "file": getattr(source, "path", None) or getattr(code, "co_filename", None),
         "line": getattr(function, "starting_line_number", None),
         "signature": {str(name): _plain(kind) for name, kind in source.signature.items()},
-        "constants": {name: _plain(value) for name, value in _constants(source).items()},
+        "constants": _constants(source),
         "attributes": _plain(getattr(source, "attrs", None)),
         "target": {"backend": target.backend, "arch": target.arch, "warp_size": target.warp_size},
-        "options": {name: _plain(value) for name, value in vars(options).items()},
+        "options": {name: _plain(value) for name, value in vars(request.options).items()},
         "versions": {
             "triton": importlib.metadata.version("triton"),
             "python": platform.python_version(),
@@ -178,20 +178,10 @@ def describe(source: Any, target: Any, options: Any) -> dict[str, Any]:
     }
 
 
-def options_of(options: Any) -> dict[str, Any]:
-    """The options whose repr() evaluates to the same value."""
-    return {name: value for name, value in vars(options).items() if _is_literal(value)}
-
-
-def source_of(source: Any) -> str:
-    """The text of the kernel, as its author wrote it or as IR."""
-    return str(getattr(source, "src", "") or getattr(getattr(source, "fn", None), "src", ""))
-
-
 def _constants(source: Any) -> dict[str, Any]:
     names = getattr(getattr(source, "fn", None), "arg_names", ())
     constants = getattr(source, "constants", {})
-    return {".".join([names[path[0]], *map(str, path[1:])]): value for path, value in constants.items()}
+    return {".".join([names[path[0]], *map(str, path[1:])]): _plain(value) for path, value in constants.items()}
 
 
 def _is_literal(value: Any) -> bool:
@@ -274,27 +264,22 @@ _NAME = re.compile(r"[0-9a-f]{16}(-\d+)?")
 
 
 class Facts(NamedTuple):
-    """``described``: from describe(); ``ended``: how, and by what limit; ``source``: the kernel's text.
+    """How the compile of ``request`` ended, by what limit, and at which ``stage``; ``directory``: with Triton's files.
 
-    ``ir``: the suffix of its IR, or "" for Python; ``language``: the name of Triton's Language; ``options``, from
-    options_of(), and ``encoded``, from encoding.encode(): for a reproducer; ``directory``: with Triton's files.
+    ``encoded``: what encoding.encode() has made of it, for a reproducer.
     """
 
-    hash: str
-    described: dict[str, Any]
+    request: Request
     ended: dict[str, Any]
     stage: str
-    source: str
-    ir: str
-    language: str
-    options: dict[str, Any]
     encoded: dict[str, Any]
     stderr: str
     directory: str
 
 
-def write(root: str, facts: Facts) -> str:
+def write(facts: Facts) -> str:
     """The directory of the report; that of an earlier one, if the same compile has crashed before. Raises OSError."""
+    root = facts.request.root
     parent = ours.metadata_path(root, ours.CRASHES)
     with folders.open_subdirectory(root, (ours.FOLDER, ours.CRASHES), make=True) as reports:
         draft = f".{secrets.token_hex(8)}"
@@ -302,7 +287,7 @@ def write(root: str, facts: Facts) -> str:
             with reports.enter(draft, make=True) as report:
                 for name, content in _contents(facts):
                     report.write(name, content[:_LARGEST_FILE])
-            place = _publish(draft, reports, parent, facts.hash)
+            place = _publish(draft, reports, parent, facts.request.hash)
         finally:
             with suppress(OSError):
                 reports.remove(draft)
@@ -325,27 +310,34 @@ def _publish(draft: str, reports: Folder, parent: str, hash: str) -> str:
 
 
 def _contents(facts: Facts) -> Iterator[tuple[str, bytes]]:
-    summary = {"hash": facts.hash, "time": timestamps.write(time.time()), "ended": facts.ended, "stage": facts.stage}
-    yield _SUMMARY, json.dumps(summary | facts.described, indent=1, default=repr).encode()
+    request = facts.request
+    source, described = request.source, _describe(request)
+    moment = timestamps.write(time.time())
+    summary = {"hash": request.hash, "time": moment, "ended": facts.ended, "stage": facts.stage} | described
+    yield _SUMMARY, json.dumps(summary, indent=1, default=repr).encode()
     yield "stderr.txt", facts.stderr.encode(errors="backslashreplace")
-    yield f"kernel.{facts.ir or 'txt'}", facts.source.encode(errors="backslashreplace")
+    # As its author wrote it, or as IR.
+    text = str(getattr(source, "src", "") or getattr(getattr(source, "fn", None), "src", ""))
+    ir = "" if hasattr(source, "fn") else source.ext
+    yield f"kernel.{ir or 'txt'}", text.encode(errors="backslashreplace")
     # Without ptxas's temporary files.
-    walked = [
-        each for each in os.walk(facts.directory) if TEMPORARY not in each[0][len(facts.directory) :].split(os.sep)
-    ]
+    top = facts.directory
+    walked = [each for each in os.walk(top) if TEMPORARY not in each[0][len(top) :].split(os.sep)]
     found = sorted(os.path.join(directory, name) for directory, _, names in walked for name in names)
     stages = {os.path.splitext(path)[1][1:]: path for path in found}
-    reached = [stage for stage in STAGES if stage in stages or stage == facts.ir]
+    reached = [stage for stage in STAGES if stage in stages or stage == ir]
     # What the compile started from, and the input of the stage that crashed.
-    for stage in {*reached[:1], *reached[-1:]} - {facts.ir}:
+    for stage in {*reached[:1], *reached[-1:]} - {ir}:
         yield f"kernel.{stage}", _read(stages[stage])
     # Both runs have the same output of the front end: one copy is enough.
     for name, path in {os.path.basename(path): path for path in found if path.endswith(".mlir")}.items():
         yield name, _read(path)
+    # Those whose repr() evaluates to the same value.
+    options = {name: value for name, value in vars(request.options).items() if _is_literal(value)}
     if not reached:
-        program = kernel_script(facts.encoded, facts.described, facts.options)
+        program = kernel_script(facts.encoded, described, options)
     else:
-        program = script(facts.described, facts.options, facts.language, f"kernel.{reached[0]}", facts.stage)
+        program = script(described, options, source.language.name, f"kernel.{reached[0]}", facts.stage)
     if program is not None:
         yield "reproduce.py", program.encode(errors="backslashreplace")
 

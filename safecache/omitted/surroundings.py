@@ -45,16 +45,14 @@ def note_model(served: Served) -> None:
         "modalities": " ".join(stated),
     }
     if hasattr(model, "named_modules"):
-        modules = [f"{name} {_class_of(each)}" for name, each in model.named_modules()]
-        names = [name for name, _ in model.named_parameters()]
-        rows["model"] = _hashed("\n".join((*modules, *names)))
+        lines = []
+        for name, module in model.named_modules():
+            # Of vLLM's CustomOp, what it chose for this platform, with these plugins.
+            chosen = getattr(getattr(module, "_forward_method", None), "__qualname__", "")
+            lines.append(f"{name} {type(module).__module__}.{type(module).__qualname__} {chosen}".rstrip())
+        lines += [name for name, _ in model.named_parameters()]
+        rows["model"] = _hashed("\n".join(lines))
     compiles.current.served, compiles.current.served_with = rows, dict(_resolved(settings))
-
-
-def _class_of(module: Any) -> str:
-    # Of vLLM's CustomOp, what it chose for this platform, with these plugins.
-    chosen = getattr(getattr(module, "_forward_method", None), "__qualname__", "")
-    return f"{type(module).__module__}.{type(module).__qualname__} {chosen}".rstrip()
 
 
 def _resolved(settings: Any) -> Iterator[tuple[str, str]]:

@@ -24,10 +24,7 @@ __all__ = [
     "BACKWARD",
     "frame",
     "lookup",
-    "of_aot_graph",
     "of_current",
-    "of_function",
-    "of_fx_graph",
     "of_graph",
     "of_kernel",
     "of_lookup",
@@ -72,42 +69,29 @@ def lookup(config: Any) -> Iterator[None]:
 
 def of_lookup() -> str:
     """The name of the graph being looked up in AOTAutograd's cache."""
-    return of_aot_graph(compiles.current.config, compiles.current.number)
-
-
-def of_graph(*, is_backward: bool) -> str:
-    """The name of the graph being looked up in the FX graph cache, possibly for an AOTAutograd entry."""
-    if compiles.current.config is not None:
-        return f"{of_lookup()} {'backward' if is_backward else 'forward'}"
-    return of_fx_graph(is_backward=is_backward)
-
-
-def of_aot_graph(config: Any, number: int) -> str:
-    """The name of the graph with this AOTConfig: the ``number``-th, from 0, of the compile that is under way."""
-    name = of_function(sys._getframe(1)) + (f" graph {number}" if number else "")
-    _names.now[config.aot_id] = name
+    number = compiles.current.number
+    name = of_current() + (f" graph {number}" if number else "")
+    _names.now[compiles.current.config.aot_id] = name
     return name
 
 
-def of_fx_graph(*, is_backward: bool) -> str:
+def of_graph(*, is_backward: bool) -> str:
     """The name of the graph that Inductor compiles, or looks up: that of AOTAutograd's graph, and which half of it."""
     half = "backward" if is_backward else "forward"
+    if compiles.current.config is not None:
+        return f"{of_lookup()} {half}"
     logged = sys.modules.get("torch._functorch._aot_autograd.logging_utils")
     for each in logged.graph_being_compiled if logged is not None else ():
         found = _BEING_COMPILED.fullmatch(each)
         if found is not None and int(found[1]) in _names.now:
             return f"{_names.now[int(found[1])]} {half}"
-    return f"{of_function(sys._getframe(1))} {half}"
+    return f"{of_current()} {half}"
 
 
 def of_current() -> str:
-    """The name of the function that this thread compiles, or that has called torch."""
-    return of_function(sys._getframe(1))
-
-
-def of_function(start: FrameType | None) -> str:
-    """The function that Dynamo compiles; where it does not, the one that has called torch."""
-    frame, caller = start, None
+    """The name of the function that this thread compiles, or, where it does not, of the one that has called torch."""
+    frame: FrameType | None = sys._getframe(1)
+    caller: FrameType | None = None
     while frame is not None:
         module = str(frame.f_globals.get("__name__"))
         if (module, frame.f_code.co_name) == _COMPILE:

@@ -220,36 +220,30 @@ def deaths(place: str) -> Iterator[Death]:
 
 @contextmanager
 def _held(folder: Folder, name: str, deadline: float) -> Iterator[int]:
-    """The descriptor of a dead process's marker, locked for this block. Raises OSError if it is not to be judged."""
+    """The descriptor of a dead process's marker, locked for this block, after a wait for another's look at it.
+
+    ``deadline``: of the wait, by time.monotonic(). Raises OSError if it is not to be judged.
+    """
     descriptor = folder.open(name, os.O_RDWR)
     try:
         status = filesystem.fstat(descriptor)
         theirs = status.st_uid != os.geteuid() and not config.current().shared
         if not stat.S_ISREG(status.st_mode) or not status.st_size or theirs:
             raise OSError(errno.EPERM, "no marker of ours")
-        _hold(descriptor, deadline)
+        if not filesystem.try_lock(descriptor):
+            if filesystem.try_lock(descriptor, fcntl.LOCK_SH):  # who looks at one excludes all others
+                filesystem.flock(descriptor, fcntl.LOCK_UN)
+                raise BlockingIOError(errno.EAGAIN, "its process lives")
+            left = deadline - time.monotonic()
+            held, waited = waits.wait(lambda _: filesystem.try_lock(descriptor) or None, left, pauses=_PAUSES)
+            waits.charge(waited, in_vain=True)
+            if not held:
+                raise BlockingIOError(errno.EAGAIN, "another process looks at it")
         if not os.path.samestat(folder.status(name), status):
             raise FileNotFoundError(errno.ENOENT, "another process has judged it")
         yield descriptor
     finally:
         filesystem.close(descriptor)
-
-
-def _hold(descriptor: int, deadline: float) -> None:
-    """Lock it, or wait for another's look until ``deadline``, by time.monotonic().
-
-    Raises BlockingIOError for a process that lives, and at the end.
-    """
-    if filesystem.try_lock(descriptor):
-        return
-    if filesystem.try_lock(descriptor, fcntl.LOCK_SH):  # who looks at one excludes all others
-        filesystem.flock(descriptor, fcntl.LOCK_UN)
-        raise BlockingIOError(errno.EAGAIN, "its process lives")
-    left = deadline - time.monotonic()
-    held, waited = waits.wait(lambda _: filesystem.try_lock(descriptor) or None, left, pauses=_PAUSES)
-    waits.charge(waited, in_vain=True)
-    if not held:
-        raise BlockingIOError(errno.EAGAIN, "another process looks at it")
 
 
 def _parsed(name: str, unverified: bytes) -> Death | None:

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -133,15 +134,19 @@ def test_list_of_crashes_says_which_are_skipped(crashed, run, settings):
     assert shown.count("(skipped)") == len(rows) and all(row["hash"][:16] in shown for row in rows)
 
 
-def facts(hash, size=0):
-    described = {"kernel": "k", "versions": {"triton": "3"}, "target": {"backend": "cuda", "arch": 90, "warp_size": 32}}
-    return Facts(hash, described, {"words": "SIGABRT"}, "ptx", "", "", "TRITON", {}, {}, "x" * size, "/nonexistent")
+def facts(root, hash, size=0):
+    """Of a compile that crashed, with this hash."""
+    function = SimpleNamespace(arg_names=[], src="")
+    source = SimpleNamespace(name="k", fn=function, signature={}, language=SimpleNamespace(name="TRITON"))
+    backend = SimpleNamespace(target=SimpleNamespace(backend="cuda", arch=90, warp_size=32))
+    request = SimpleNamespace(root=str(root), hash=hash, source=source, backend=backend, options=SimpleNamespace())
+    return Facts(request, {"words": "SIGABRT"}, "ptx", {}, "x" * size, "/nonexistent")
 
 
 def test_report_never_replaces_that_of_another_kernel(tmp_path):
-    first = reports.write(str(tmp_path), facts("ab" * 32))
-    other = reports.write(str(tmp_path), facts("ab" * 8 + "cd" * 24))
-    assert reports.write(str(tmp_path), facts("ab" * 32)) == first != other
+    first = reports.write(facts(str(tmp_path), "ab" * 32))
+    other = reports.write(facts(str(tmp_path), "ab" * 8 + "cd" * 24))
+    assert reports.write(facts(str(tmp_path), "ab" * 32)) == first != other
     assert {path: summary["hash"] for path, summary in reports.listed(str(tmp_path)).items()} == {
         first: "ab" * 32,
         other: "ab" * 8 + "cd" * 24,
@@ -150,18 +155,18 @@ def test_report_never_replaces_that_of_another_kernel(tmp_path):
 
 def test_reports_are_the_latest_so_many(tmp_path, monkeypatch):
     monkeypatch.setattr(reports, "_MOST_REPORTS", 3)
-    written = [reports.write(str(tmp_path), facts(f"{number:064x}"[::-1])) for number in range(5)]
+    written = [reports.write(facts(str(tmp_path), f"{number:064x}"[::-1])) for number in range(5)]
     for age, path in enumerate(written[:-1]):
         if os.path.exists(path):
             os.utime(path, (age, age))
-    last = reports.write(str(tmp_path), facts("ff" * 32))
+    last = reports.write(facts(str(tmp_path), "ff" * 32))
     assert sorted(reports.listed(str(tmp_path))) == sorted([*written[3:], last])
 
 
 def test_reports_hold_so_many_bytes(tmp_path, monkeypatch):
     monkeypatch.setattr(reports, "_MOST_BYTES", 10_000)
-    reports.write(str(tmp_path), facts("ab" * 32, size=6_000))
-    last = reports.write(str(tmp_path), facts("cd" * 32, size=6_000))
+    reports.write(facts(str(tmp_path), "ab" * 32, size=6_000))
+    last = reports.write(facts(str(tmp_path), "cd" * 32, size=6_000))
     assert list(reports.listed(str(tmp_path))) == [last]
 
 
