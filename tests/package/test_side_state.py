@@ -93,7 +93,7 @@ def everything(tmp_path, settings, monkeypatch):
     assert sender.send(client.background_client(), bundle).size
     with private_directory.create_temporary():
         yield places
-    remote_leases._state.reset()
+    remote_leases._claims.reset()
     lease.release()
     session.reset()
 

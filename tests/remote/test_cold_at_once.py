@@ -72,7 +72,7 @@ def remote(redis_server, settings):
     session.reset()
     yield redis_server.client()
     assert sender.flush(20) == 0
-    remote_leases._state.reset()
+    remote_leases._claims.reset()
 
 
 def take(most=60.0):
@@ -109,7 +109,7 @@ def test_claim_is_renewed_for_as_long_as_it_is_held(remote):
 
 def test_host_that_has_died_is_succeeded_by_one(remote):
     dead, _ = take()
-    remote_leases._state.reset()  # nobody renews it
+    remote_leases._claims.reset()  # nobody renews it
     claim, waited = take()
     assert claim is not None and waits.UNPROVEN <= waited < 3 * waits.UNPROVEN
     assert take(4.0)[0] is None, "the successor lives"
@@ -123,7 +123,7 @@ def test_host_that_has_died_delays_once(remote):
     heartbeats._state.now.process = "dead"
     for name in names:
         remote_leases.acquire(Ref(KIND, name), 1.0)
-    remote_leases._state.reset()
+    remote_leases._claims.reset()
     heartbeats._state.now.process = "alive"
     began = time.monotonic()
     claims = [remote_leases.acquire(Ref(KIND, name), 60.0)[0] for name in names]
@@ -194,7 +194,7 @@ def test_claim_that_cannot_be_queued_is_renewed_no_more(remote, monkeypatch):
     monkeypatch.setattr(sender._sender.now.jobs, "put_nowait", lambda _: (_ for _ in ()).throw(queue.Full))
     claim.release()
     monkeypatch.undo()
-    assert not remote_leases._state.now.renewals._held
+    assert not remote_leases._claims.now.renewals._held
     (name,) = leases(remote)
     content = remote.get(name)
     time.sleep(2.5)
