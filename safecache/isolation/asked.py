@@ -227,7 +227,17 @@ class Tuning:
 
     def asked(self) -> Iterator[KernelRequest]:
         """What each configuration that is left would look up; nothing after the first call."""
-        if self._is_asked or not _is_plain(self.function):
+        if self._is_asked:
+            return
+        from safecache.isolation.values import language_of
+
+        function = self.function
+        while type(function) is sys.modules["triton.runtime.autotuner"].Heuristics:
+            function = function.fn
+        cache_hook = sys.modules["triton"].knobs.runtime.jit_cache_hook
+        # Whether a compile begun to ask has no side effects: no hooks of the user's, no nested autotuner.
+        is_plain = language_of(function) is not None and cache_hook is None and not function.pre_run_hooks
+        if not is_plain:
             return
         self._is_asked = True
         arguments, named = self.call
@@ -264,17 +274,6 @@ def benching(tuner: Any, config: Any, arguments: tuple[Any, ...], named: dict[st
         if tuning is not None and not tuning.left:
             tuning.end()
             tunings.pop(tuner, None)
-
-
-def _is_plain(function: Any) -> bool:
-    """Whether a compile begun to ask has no side effects: no hooks of the user's, no nested autotuner."""
-    heuristics = sys.modules["triton.runtime.autotuner"].Heuristics
-    while type(function) is heuristics:
-        function = function.fn
-    from safecache.isolation.values import language_of
-
-    cache_hook = sys.modules["triton"].knobs.runtime.jit_cache_hook
-    return language_of(function) is not None and cache_hook is None and not function.pre_run_hooks
 
 
 @hook(

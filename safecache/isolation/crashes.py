@@ -49,6 +49,10 @@ _DAY = 86400.0
 # Seconds. A compile is tried again after a repair, such as of the driver, that does not change the hash.
 _LASTS, _LIMIT_LASTS = 30 * _DAY, _DAY
 _REMEDY = "The kernel is compiled again."
+_REMEDIES = {
+    "timeout": "If it needs the time, set a timeout: SAFECACHE_ISOLATE=1,timeout=SECONDS.",
+    "memory": "If it needs the memory, set a limit: SAFECACHE_ISOLATE=1,memory=SIZE.",
+}
 
 # MLIR catches a SIGABRT or SIGSEGV inside a pass; the error itself says only this.
 _PASS_FAILED = "PassManager::run failed"
@@ -272,7 +276,11 @@ def confirmed(
     remembered = found.is_of_limit or (again is not None and again[0] is not None and again[0].is_of_kernel)
     if remembered:
         remember(request.root, request.hash, note)
-    remedy = _remedy(request.hash, note, remembered=remembered, problem=problem)
+    parts = [_REMEDIES.get(found.how, "Other configurations of the kernel may do.")]
+    if remembered:
+        parts.append(f"It is skipped from now on (to have it compiled again: safecache forget {request.hash[:16]}).")
+    parts.append(f"The report is {report}." if report else f"No report could be written: {problem}.")
+    remedy = " ".join(parts)
     message = f"Triton's compiler crashed on kernel {_words(note)}, {_of(found)}."
     events.report(Reason.CRASHED, message, cause=request.source.name, remedy=remedy)
     return _error(f"safecache: {message} {remedy}", note)
@@ -291,18 +299,6 @@ def _run_again(job: dict[str, Any], limits: Limits, directory: str) -> tuple[Cra
     except (OSError, client.ServiceUnavailable):
         return None
     return diagnosed(outcome, second), outcome
-
-
-def _remedy(hash: str, note: Note, *, remembered: bool, problem: str) -> str:
-    parts = ["Other configurations of the kernel may do."]
-    if note.crash.how == "timeout":
-        parts = ["If it needs the time, set a timeout: SAFECACHE_ISOLATE=1,timeout=SECONDS."]
-    elif note.crash.how == "memory":
-        parts = ["If it needs the memory, set a limit: SAFECACHE_ISOLATE=1,memory=SIZE."]
-    if remembered:
-        parts.append(f"It is skipped from now on (to have it compiled again: safecache forget {hash[:16]}).")
-    parts.append(f"The report is {note.report}." if note.report else f"No report could be written: {problem}.")
-    return " ".join(parts)
 
 
 def _words(note: Note) -> str:

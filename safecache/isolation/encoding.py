@@ -309,6 +309,8 @@ class Kernels:
         lines = kernel.raw_src
         offset = next((number for number, line in enumerate(lines) if line.strip().startswith("def ")), 0)
         defined = next(filter(None, map(_DEF.match, lines)), None)
+        names = used(kernel.src)
+        free = inspect.getclosurevars(kernel.fn).nonlocals if kernel.fn.__closure__ else {}
         return {
             "language": language,
             "source": kernel.src,
@@ -323,7 +325,9 @@ class Kernels:
             "module": kernel.__module__,
             "parameters": [self._parameter(kernel, parameter) for parameter in kernel.params],
             "settings": {name: self.encoder.encode(getattr(kernel, name)) for name in _SETTINGS},
-            "free": self._free(kernel),
+            "free": {
+                name: self._encode(free[name], names[name], kernel, name) for name in sorted(free.keys() & names.keys())
+            },
             "scope": self._scope(kernel),
         }
 
@@ -331,13 +335,6 @@ class Kernels:
         declared = kernel.signature.parameters[parameter.name]
         record = [parameter.name, int(declared.kind), parameter.annotation]
         return [*record, self.encoder.encode(declared.default)] if parameter.has_default else record
-
-    def _free(self, kernel: Any) -> dict[str, Any]:
-        names = used(kernel.src)
-        free = inspect.getclosurevars(kernel.fn).nonlocals if kernel.fn.__closure__ else {}
-        return {
-            name: self._encode(free[name], names[name], kernel, name) for name in sorted(free.keys() & names.keys())
-        }
 
     def _scope(self, kernel: Any) -> int:
         values = kernel.__globals__

@@ -22,7 +22,7 @@ from triton.runtime import cache
 from triton.runtime.driver import driver
 
 from safecache.isolation import encoding, protocol
-from safecache.isolation.values import Decoder, kernel_class, source_class
+from safecache.isolation.values import Decoder, find_class
 
 __all__ = ["Rebuilt", "rebuild", "run"]
 
@@ -169,7 +169,7 @@ class Rebuilt:
         stock = inspect.getsourcelines
         inspect.getsourcelines = lambda object: (lines, record["line"])  # noqa: ARG005
         try:
-            kernel = kernel_class(record["language"])(self._function(record), **settings)
+            kernel = find_class(record["language"])(self._function(record), **settings)
         finally:
             inspect.getsourcelines = stock
         # Triton calls this unsafe once a kernel has been hashed; this one has not been.
@@ -218,7 +218,7 @@ def rebuild(encoded: dict[str, Any], directory: str) -> Any:
     signature, constants, attributes = (
         rebuilt.decoder.decode(encoded[n]) for n in ("signature", "constants", "attributes")
     )
-    source = source_class(encoded["language"])(kernel, signature, constants, attributes)
+    source = find_class(encoded["language"], is_source=True)(kernel, signature, constants, attributes)
     source.name = encoded["name"]
     return source
 

@@ -23,9 +23,8 @@ __all__ = [
     "UnshippableError",
     "UnshippableKernelError",
     "Use",
-    "kernel_class",
+    "find_class",
     "language_of",
-    "source_class",
     "used",
 ]
 
@@ -49,13 +48,9 @@ def language_of(value: Any) -> str | None:
     return None
 
 
-def kernel_class(language: str) -> Any:
-    module, name = _KERNELS[language]
-    return getattr(importlib.import_module(module), name)
-
-
-def source_class(language: str) -> Any:
-    module, name = _SOURCES[language]
+def find_class(language: str, *, is_source: bool = False) -> Any:
+    """The class of the kernels of this language, or of their sources."""
+    module, name = (_SOURCES if is_source else _KERNELS)[language]
     return getattr(importlib.import_module(module), name)
 
 

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from safecache.files import filesystem, folders
 from safecache.files.folders import Folder
-from safecache.remote.stores import END, Oversized, Stored, Terms
+from safecache.remote.stores import END, Oversized, Store, Stored, Terms
 
 __all__ = ["DirectoryStore", "connected"]
 
@@ -33,10 +33,8 @@ def connected(url: str, terms: Terms) -> DirectoryStore:
     return DirectoryStore(urllib.request.url2pathname(found.path), terms)
 
 
-class DirectoryStore:
+class DirectoryStore(Store):
     """See stores.Store. The directory itself may be reached through links: its user has chosen them."""
-
-    survives_fork = True
 
     def __init__(self, root: str, terms: Terms) -> None:
         self._root, self._most = root, terms.most
@@ -122,16 +120,10 @@ class DirectoryStore:
                     elif stat.S_ISREG(status.st_mode):
                         yield Stored(name, status.st_size, status.st_mtime)
 
-    def clock(self) -> float | None:
-        return None  # a file that has just been written tells
-
     def remove(self, name: str) -> None:
         above, own = _split(name)
         with suppress(FileNotFoundError), folders.open_subdirectory(self._root, above) as folder:
             folder.unlink(own)
-
-    def close(self) -> None:
-        """Nothing: no request is under way."""
 
 
 def _split(name: str) -> tuple[list[str], str]:

@@ -15,7 +15,7 @@ import obstore
 from obstore import exceptions
 from obstore.store import from_url
 
-from safecache.remote.stores import END, Oversized, Stored, Terms
+from safecache.remote.stores import END, Oversized, Store, Stored, Terms
 
 __all__ = ["ObjectStore", "connected"]
 
@@ -29,7 +29,7 @@ def connected(url: str, terms: Terms) -> ObjectStore:
     return ObjectStore(url, terms)
 
 
-class ObjectStore:
+class ObjectStore(Store):
     """See stores.Store."""
 
     survives_fork = False
@@ -122,14 +122,8 @@ class ObjectStore:
             for found in chunk:
                 yield Stored(found["path"], found["size"], found["last_modified"].timestamp())
 
-    def clock(self) -> float | None:
-        return None  # an object that has just been written tells
-
     def remove(self, name: str) -> None:
         obstore.delete(self._store, name)
-
-    def close(self) -> None:
-        """Nothing: requests end by their own time limits."""
 
 
 async def _bounded(found: Any, most: int) -> bytes:

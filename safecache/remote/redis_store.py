@@ -13,7 +13,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from safecache.remote.stores import END, Oversized, Stored, Terms
+from safecache.remote.stores import END, Oversized, Store, Stored, Terms
 from safecache.settings import config
 
 __all__ = ["RedisStore", "connected", "of_client"]
@@ -98,10 +98,8 @@ def _bounded(base: Any, most: int, seconds: float) -> Any:
     return Bounded
 
 
-class RedisStore:
+class RedisStore(Store):
     """See stores.Store. ``ttl``: seconds for which what is written is kept."""
-
-    survives_fork = True
 
     def __init__(self, pool: redis.ConnectionPool, terms: Terms, ttl: int | None = None) -> None:
         self._most, self._ttl = terms.most, ttl

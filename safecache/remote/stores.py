@@ -44,7 +44,7 @@ class Store(Protocol):
     ``survives_fork``: whether a process can use the engine that was forked from one that has.
     """
 
-    survives_fork: bool
+    survives_fork: bool = True
 
     def read(self, names: Iterable[str]) -> Mapping[str, bytes | Oversized]:
         """The contents under these names, without those that it lacks: in one round trip, if the engine can.
@@ -71,13 +71,15 @@ class Store(Protocol):
         """All names that begin with ``below``, which ends in a slash."""
 
     def clock(self) -> float | None:
-        """The time there, in seconds since 1970; None if the engine tells none."""
+        """The time there, in seconds since 1970; None if only what has just been written tells it."""
+        return None
 
     def remove(self, name: str) -> None:
         """Forget what is under ``name``, if there is anything."""
 
     def close(self) -> None:
         """End what is under way, as far as can be, and free connections. It is not used afterwards."""
+        return None
 
 
 def prefix() -> str:

@@ -24,6 +24,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from enum import Enum
 from functools import cache
+from io import FileIO
 from typing import Any, NamedTuple
 
 from safecache.files import filesystem, folders
@@ -289,20 +290,6 @@ _UNFIT = (AssertionError, AttributeError, ImportError, LookupError, NameError, S
 _OF_OTHERS = ("OutOfMemoryError", "CppCompileError", "DistBackendError", "DistNetworkError", "DistStoreError")
 
 
-class _File:
-    """The marker as faulthandler keeps it: who enables that meanwhile has it let go of this one."""
-
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-
-    def fileno(self) -> int:
-        """As of a file."""
-        return self._descriptor
-
-    def flush(self) -> None:
-        """As of a file."""
-
-
 _libc = cache(ctypes.CDLL)
 # Bytes; glibc's has 152.
 _LARGEST_SIGACTION = 512
@@ -311,7 +298,8 @@ _LARGEST_SIGACTION = 512
 class _State:
     def __init__(self) -> None:
         self.trials = 0
-        self.file: weakref.ref[_File] | None = None
+        # The marker as faulthandler keeps it: who enables that meanwhile has it let go of this one.
+        self.file: weakref.ref[FileIO] | None = None
         # The handler that faulthandler has set, as of sigaction(2).
         self.handler = 0
 
@@ -336,7 +324,7 @@ def begin(descriptor: int) -> None:
         state = _state.now
         state.trials += 1
         if state.trials == 1 and not faulthandler.is_enabled() and not _handler_now():
-            file = _File(descriptor)
+            file = FileIO(descriptor, "wb", closefd=False)
             state.file = weakref.ref(file)
             faulthandler.enable(file, all_threads=False)
             state.handler = _handler_now()
