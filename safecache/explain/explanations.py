@@ -23,12 +23,12 @@ from safecache.explain.components import (
     SOURCE_LINE,
     fields,
 )
-from safecache.explain.key_records import Absence, Component, KeyRecord
+from safecache.explain.key_records import Component, KeyRecord
 from safecache.files import folders, opening
 from safecache.places import layout, ours
 from safecache.places.refs import Ref
 from safecache.reporting.graph_names import BACKWARD
-from safecache.reporting.kinds import Kind
+from safecache.reporting.kinds import Kind, Reason
 from safecache.settings import timestamps
 from safecache.store import quarantine
 
@@ -216,7 +216,7 @@ class Explanation(NamedTuple):
     """
 
     record: KeyRecord
-    absence: Absence
+    absence: Reason
     refused: list[str]
     nearest: KeyRecord | None
     differences: list[Difference]
@@ -227,7 +227,7 @@ class Explanation(NamedTuple):
         """The cause as a sentence without a full stop."""
         if self.refused:
             return f"its entry was refused: {'; '.join(self.refused)}"
-        if self.absence is Absence.EVICTED:
+        if self.absence is Reason.EVICTED:
             saved = timestamps.write(self.record.first)
             if self.remains:
                 return f"the same key was saved on {saved}, and what is there was refused, or its guards failed"
@@ -256,9 +256,9 @@ def explain(record: KeyRecord, root: str, *, saved: bool) -> Explanation:
     before = saved and record.first < record.made
     if own is not None and (before or not saved):
         remains = not saved and bool(key_records.names_in(Ref(record.kind, record.key, root).path))
-        return Explanation(own, Absence.EVICTED, refusals(record.key, root), None, [], remains)
+        return Explanation(own, Reason.EVICTED, refusals(record.key, root), None, [], remains)
     others = _earlier(key_records.same_name(Ref(record.kind, record.key, root), record.name), record, saved)
-    absence = Absence.KEY_DIFFERS if others else Absence.NEVER_SEEN
+    absence = Reason.KEY_DIFFERS if others else Reason.NEVER_SEEN
     # Of another name: what a function is called now, that was moved or renamed. Its forward graph says nothing of its
     # backward graph.
     others = others or [

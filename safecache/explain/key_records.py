@@ -16,19 +16,17 @@ import time
 import zlib
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from enum import Enum
 from typing import Any, NamedTuple
 
 from safecache.files import folders, opening
 from safecache.places import layout, ours
 from safecache.places.refs import Ref
-from safecache.reporting.kinds import LOOKED_UP, Kind
+from safecache.reporting.kinds import LOOKED_UP, Kind, Reason
 from safecache.settings import timestamps
 from safecache.store import entry_files
 from safecache.tiers import layers, levels
 
 __all__ = [
-    "Absence",
     "Component",
     "KeyRecord",
     "capped",
@@ -127,14 +125,6 @@ class KeyRecord(NamedTuple):
     took: float = 0.0
 
 
-class Absence(Enum):
-    """Why a cache has nothing under a key."""
-
-    NEVER_SEEN = "never seen"
-    KEY_DIFFERS = "key differs"
-    EVICTED = "evicted"
-
-
 def remember(record: KeyRecord, root: str) -> None:
     """Write the record of a key that has just been saved in the cache ``root``, after a miss at ``made``.
 
@@ -173,12 +163,12 @@ def same_name(ref: Ref, name: str) -> list[KeyRecord]:
     return _latest_first(record for record in found if (record.kind, record.name) == (ref.kind, name))
 
 
-def why_absent(ref: Ref, name: str) -> Absence:
+def why_absent(ref: Ref, name: str) -> Reason:
     """EVICTED: this key was saved here once; KEY_DIFFERS: another one was under the same name."""
     names = {file for place in _places(ref, name) for file in _listed(place)}
     if ref.key + _SUFFIX in names:
-        return Absence.EVICTED
-    return Absence.KEY_DIFFERS if names else Absence.NEVER_SEEN
+        return Reason.EVICTED
+    return Reason.KEY_DIFFERS if names else Reason.NEVER_SEEN
 
 
 def every(root: str, kind: Kind | None = None) -> list[KeyRecord]:

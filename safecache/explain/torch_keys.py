@@ -96,7 +96,7 @@ CONFIGS = {
 
 def why_missed(ref: Ref, name: str) -> Reason:
     """Why its key is not there, of a graph or kernel of this name."""
-    return Reason[key_records.why_absent(ref, name).name]
+    return key_records.why_absent(ref, name)
 
 
 def compile_seconds(ref: Ref, name: str) -> float:

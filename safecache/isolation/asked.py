@@ -12,7 +12,6 @@ import os
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +31,6 @@ __all__ = [
     "Tuning",
     "begin",
     "bench",
-    "benching",
     "compile",
     "is_isolated",
     "make",
@@ -255,27 +253,6 @@ class Tuning:
                 continue  # its own turn will meet the same error and raise it
 
 
-@contextmanager
-def benching(tuner: Any, config: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> Iterator[None]:
-    """For this block, it is the turn of ``config``."""
-    tunings = compiles.current.tunings or {}
-    tuning = tunings.get(tuner)
-    if tuning is not None:
-        tuning.function, tuning.call = tuner.fn, (arguments, named)
-        tuning.left = tuning.left[tuning.left.index(config) + 1 :] if config in tuning.left else []
-    try:
-        with compiles.scope(kernel_tuning=tuning):
-            yield
-    except BaseException:
-        if tuning is not None:
-            tuning.left = []
-        raise
-    finally:
-        if tuning is not None and not tuning.left:
-            tuning.end()
-            tunings.pop(tuner, None)
-
-
 @hook(
     "triton.runtime.autotuner:Autotuner.prune_configs(self, kwargs)",
     why="Triton's autotuner compiles the configurations one after another, although compiling takes most of its time.",
@@ -306,7 +283,21 @@ def bench(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) ->
         return wrapped(*args, **kwargs)
 
     def benched(*arguments: Any, config: Any, **named: Any) -> Any:
-        with benching(instance, config, arguments, named):
-            return wrapped(*arguments, config=config, **named)
+        tunings = compiles.current.tunings or {}
+        tuning = tunings.get(instance)
+        if tuning is not None:  # it is the turn of this configuration
+            tuning.function, tuning.call = instance.fn, (arguments, named)
+            tuning.left = tuning.left[tuning.left.index(config) + 1 :] if config in tuning.left else []
+        try:
+            with compiles.scope(kernel_tuning=tuning):
+                return wrapped(*arguments, config=config, **named)
+        except BaseException:
+            if tuning is not None:
+                tuning.left = []
+            raise
+        finally:
+            if tuning is not None and not tuning.left:
+                tuning.end()
+                tunings.pop(instance, None)
 
     return benched(*args, **kwargs)

@@ -19,7 +19,6 @@ from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple, Protocol
 
 from safecache.explain import explanations, key_records
-from safecache.explain.key_records import Absence
 from safecache.history import run_summary
 from safecache.history.journal import Time
 from safecache.history.run_summary import LABELS, Line, Summary
@@ -260,7 +259,7 @@ def _missing(line: Line, caches: Sequence[str], before: Sequence[Missing]) -> Mi
         record = key_records.recall(Ref(kind, line.key, cache), line.name)
         if record is not None:
             explained = explanations.explain(record, cache, saved=True)
-            if explained.absence is Absence.KEY_DIFFERS:
+            if explained.absence is Reason.KEY_DIFFERS:
                 return found._replace(why=f"{found.why}: {explained.cause}")
     return found
 

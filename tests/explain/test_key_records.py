@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from safecache.explain import explanations, key_records
-from safecache.explain.key_records import Absence, Component, KeyRecord
+from safecache.explain.key_records import Component, KeyRecord
 from safecache.places.refs import Ref
-from safecache.reporting.kinds import Kind
+from safecache.reporting.kinds import Kind, Reason
 from safecache.settings import config
 
 KEY = "a" + "b" * 51
@@ -72,10 +72,10 @@ def test_save_of_another_process_after_the_miss_is_no_eviction(root):
 @pytest.mark.parametrize(
     ("kind", "key", "name", "expected"),
     [
-        (Kind.AOT_ENTRY, KEY, "model.f", Absence.EVICTED),
-        (Kind.AOT_ENTRY, OTHER, "model.f", Absence.KEY_DIFFERS),
-        (Kind.AOT_ENTRY, KEY, "model.g", Absence.NEVER_SEEN),
-        (Kind.FX_ENTRY, KEY, "model.f", Absence.NEVER_SEEN),
+        (Kind.AOT_ENTRY, KEY, "model.f", Reason.EVICTED),
+        (Kind.AOT_ENTRY, OTHER, "model.f", Reason.KEY_DIFFERS),
+        (Kind.AOT_ENTRY, KEY, "model.g", Reason.NEVER_SEEN),
+        (Kind.FX_ENTRY, KEY, "model.f", Reason.NEVER_SEEN),
     ],
 )
 def test_reason_of_an_absence_follows_from_what_was_saved(root, kind, key, name, expected):
@@ -88,7 +88,7 @@ def test_backward_graph_is_not_compared_with_a_forward_one_of_another_name(root,
     key_records.remember(record(kind=Kind.FX_ENTRY, name="model.f forward"), root)
     missed = record(OTHER, f"model.g {half}", Kind.FX_ENTRY)
     explanation = explanations.explain(missed, root, saved=False)
-    assert (explanation.nearest is not None) is compared and explanation.absence is Absence.NEVER_SEEN
+    assert (explanation.nearest is not None) is compared and explanation.absence is Reason.NEVER_SEEN
 
 
 def test_tier_below_the_cache_knows_what_was_saved_there(root, tmp_path, monkeypatch):
@@ -98,7 +98,7 @@ def test_tier_below_the_cache_knows_what_was_saved_there(root, tmp_path, monkeyp
     monkeypatch.setenv("SAFECACHE_LOWER", str(lower))
     config.reload()
     try:
-        assert key_records.why_absent(Ref(Kind.AOT_ENTRY, OTHER, root), "model.f") is Absence.KEY_DIFFERS
+        assert key_records.why_absent(Ref(Kind.AOT_ENTRY, OTHER, root), "model.f") is Reason.KEY_DIFFERS
         assert [found.key for found in key_records.same_name(Ref(Kind.AOT_ENTRY, root=root), "model.f")] == [KEY]
     finally:
         monkeypatch.undo()

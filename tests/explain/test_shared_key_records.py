@@ -11,11 +11,11 @@ import pytest
 from helpers.fresh import forget_levels
 
 from safecache.explain import key_records, torch_keys
-from safecache.explain.key_records import Absence, Component, KeyRecord
+from safecache.explain.key_records import Component, KeyRecord
 from safecache.files import filesystem
 from safecache.places.refs import Ref
 from safecache.ports import Saved, tell
-from safecache.reporting.kinds import Kind
+from safecache.reporting.kinds import Kind, Reason
 from safecache.settings import config
 from safecache.tiers import fallback, levels
 
@@ -57,8 +57,8 @@ def test_other_node_knows_what_the_first_has_saved(shared, local, next_node):
     key_records.remember(record(), local)
     other = next_node()
     assert other != local and not os.path.exists(f"{other}/.safecache/keys")
-    assert key_records.why_absent(Ref(Kind.AOT_ENTRY, OTHER, other), "model.f") is Absence.KEY_DIFFERS
-    assert key_records.why_absent(Ref(Kind.AOT_ENTRY, KEY, other), "model.f") is Absence.EVICTED
+    assert key_records.why_absent(Ref(Kind.AOT_ENTRY, OTHER, other), "model.f") is Reason.KEY_DIFFERS
+    assert key_records.why_absent(Ref(Kind.AOT_ENTRY, KEY, other), "model.f") is Reason.EVICTED
     assert [found.key for found in key_records.every(other)] == [KEY]
 
 
