@@ -33,7 +33,6 @@ __all__ = [
     "Crash",
     "Note",
     "confirmed",
-    "diagnose",
     "diagnosed",
     "find",
     "forget",
@@ -102,18 +101,6 @@ class Crash(NamedTuple):
         by = ", sent by somebody else, perhaps for want of memory" if self.is_by_others else ""
         is_named = self.number in set(signal.Signals)
         return f"{signal.Signals(self.number).name if is_named else f'signal {self.number}'}{by}"
-
-
-def diagnose(ending: tuple[str, int] | None, error: Mapping[str, Any] | None, stderr: str, stage: str) -> Crash | None:
-    """The crash that a compile ended with; None if it ended well, or with an error of the kernel's author.
-
-    ``ending``: how the worker ended, None if it lives on; ``error``: the one in the job's reply, if any.
-    """
-    if ending is not None:
-        return Crash(*ending, stage)
-    if error is None or _PASS_FAILED not in error["message"] or not _SIGNAL_SHOWN.search(stderr):
-        return None
-    return Crash("recovered", 0, stage)
 
 
 def make(message: str, attributes: Mapping[str, Any]) -> TritonCompileCrash:
@@ -244,9 +231,17 @@ def _decoded(stated: Any) -> Note:
 
 
 def diagnosed(outcome: Outcome, directory: str) -> Crash | None:
-    """The crash that the compile ended with, or None. ``directory``: the job's."""
+    """The crash that a compile ended with; None if it ended well, or with an error of the kernel's author.
+
+    ``directory``: the job's.
+    """
+    stage = reports.stage_in(directory)
+    if outcome.ending is not None:
+        return Crash(*outcome.ending, stage)
     error = (outcome.reply or {}).get("error")
-    return diagnose(outcome.ending, error, outcome.stderr, reports.stage_in(directory))
+    if error is None or _PASS_FAILED not in error["message"] or not _SIGNAL_SHOWN.search(outcome.stderr):
+        return None
+    return Crash("recovered", 0, stage)
 
 
 def skipped(hash: str, note: Note) -> TritonCompileCrash:

@@ -4,15 +4,27 @@ from __future__ import annotations
 
 import copy
 import pickle
+import tempfile
+from pathlib import Path
 
 import pytest
 from conftest import python
 
 from safecache.errors import SafecacheError, TritonCompileCrash
-from safecache.isolation.crashes import Crash, diagnose, make
+from safecache.isolation import protocol
+from safecache.isolation.client import Ending, Outcome
+from safecache.isolation.crashes import Crash, diagnosed, make
 
 ATTRIBUTES = {"how": "signal", "signal": 6, "stage": "ptx", "kernel": "k", "config": {"N": 1}, "report": "/r"}
 FAILED_PASS = {"type": "builtins.RuntimeError", "message": "PassManager::run failed", "stage": "ttgir"}
+
+
+def diagnose(ending, error, stderr, stage):
+    """The crash, if any, of a job that ended so in this stage."""
+    reply = None if ending else {} if error is None else {"error": error}
+    with tempfile.TemporaryDirectory() as directory:
+        Path(directory, protocol.STAGE_FILE).write_text(stage)
+        return diagnosed(Outcome(reply, Ending(*ending) if ending else None, stderr, 0.1), directory)
 
 
 @pytest.fixture
