@@ -74,7 +74,7 @@ class _UnwritableError(Exception):
 
 
 def kernel_script(encoded: dict[str, Any], described: dict[str, Any], options: dict[str, Any]) -> str | None:
-    """A program that reproduces the crash from the kernel's source; None if impossible. Arguments as in Facts."""
+    """A program that reproduces the crash from the kernel's source; None if impossible. ``encoded``: as in Facts."""
     if encoded.get("kind") != "kernel" or encoded["language"] != "triton":
         return None
     functions = encoded["functions"]

@@ -69,7 +69,7 @@ _PAUSES = 0.005, 0.005
 class Death(NamedTuple):
     """Of a process, as its marker tells. ``began``: in seconds since the epoch. ``running``: each trial's files.
 
-    ``said``: what faulthandler has written; ``around``: see evidence.host_oom_state().
+    ``said``: what faulthandler has written; ``around``: see host_oom_state().
     """
 
     pid: int
