@@ -183,7 +183,7 @@ def every(root: str, kind: Kind | None = None) -> list[KeyRecord]:
     places = [os.path.join(directory, folder) for directory in above for folder in names_in(directory)]
     paths = [os.path.join(place, name) for place in places for name in _listed(place)]
     latest = sorted(paths, key=folders.modified, reverse=True)[:_MOST_READ]
-    return _latest_first(filter(None, map(_read, latest)))
+    return _latest_first(filter(None, map(read, latest)))
 
 
 def _latest_first(records: Iterable[KeyRecord]) -> list[KeyRecord]:
@@ -201,7 +201,11 @@ def key_of(path: str) -> str:
 
 def read(path: str) -> KeyRecord | None:
     """The record at ``path``; None if it is unreadable, or not of the key in the file's name."""
-    record = _read(path)
+    try:
+        content = opening.read_regular(path, opening.check_regular, flags=os.O_NOFOLLOW, limit=_LARGEST + 1)
+        record = _decoded(json.loads(zlib.decompressobj(_GZIP).decompress(content, _LARGEST)))
+    except (OSError, opening.UnusableEntry, zlib.error, ValueError, TypeError, KeyError, RecursionError):
+        return None  # gone, not ours, or of another version: nothing to learn from it
     return record if record is not None and record.key + _SUFFIX == os.path.basename(path) else None
 
 
@@ -237,14 +241,6 @@ def _encoded(record: KeyRecord) -> bytes | None:
             packer = zlib.compressobj(level=1, wbits=_GZIP)
             return packer.compress(content) + packer.flush()
     return None
-
-
-def _read(path: str) -> KeyRecord | None:
-    try:
-        content = opening.read_regular(path, opening.check_regular, flags=os.O_NOFOLLOW, limit=_LARGEST + 1)
-        return _decoded(json.loads(zlib.decompressobj(_GZIP).decompress(content, _LARGEST)))
-    except (OSError, opening.UnusableEntry, zlib.error, ValueError, TypeError, KeyError, RecursionError):
-        return None  # gone, not ours, or of another version: nothing to learn from it
 
 
 def _decoded(stated: Any) -> KeyRecord | None:

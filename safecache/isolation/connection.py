@@ -11,7 +11,7 @@ import threading
 import time
 from contextlib import ExitStack, suppress
 from io import FileIO
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from safecache.isolation import protocol
 from safecache.session import Part, fork_lock
@@ -30,10 +30,7 @@ __all__ = [
 ]
 
 
-class Closable(Protocol):
-    """A socket or a file."""
-
-    def close(self) -> None: ...
+Closable = socket.socket | FileIO
 
 
 def _close_all(files: set[Closable]) -> set[Closable]:

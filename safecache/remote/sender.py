@@ -63,7 +63,8 @@ class _Sender:
             try:
                 self.jobs.put_nowait(job)
             except queue.Full:
-                self._give_up(is_final=False)
+                self.unsent += 1
+                client.count(Count.REMOTE_UNSENT)
                 return False
             self.waiting += 1
             if self.thread is None:
@@ -72,16 +73,13 @@ class _Sender:
                 call_at_exit(_at_exit)
             return True
 
-    def _give_up(self, *, is_final: bool) -> None:
-        self.unsent += not is_final
-        client.count(Count.REMOTE_UNSENT)
-
     def _work(self) -> None:
         while (job := self.jobs.get()) is not None:
             sent = _attempt(job)
             with self.done:
                 if sent.why_not:
-                    self._give_up(is_final=sent.is_final)
+                    self.unsent += not sent.is_final
+                    client.count(Count.REMOTE_UNSENT)
                 self.waiting -= 1
                 self.done.notify_all()
 
