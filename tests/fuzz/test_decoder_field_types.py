@@ -20,6 +20,7 @@ from safecache.errors import KeyringError
 from safecache.explain import explanations, key_records
 from safecache.history import run_summary
 from safecache.isolation import crashes
+from safecache.isolation.request import Limits
 from safecache.places.layout import CodeFile
 from safecache.reporting.kinds import Kind
 from safecache.settings import timestamps
@@ -134,7 +135,7 @@ def check_crash_note(document, key, tmp_path):
         file.write(sealed(key, json.dumps(document).encode(), Kind.KNOWN_BAD, "ab" * 32))
     note = crashes._read(str(tmp_path), "ab" * 32)
     if note is not None:
-        note.holds(1.0, 1, time.time())
+        note.holds(Limits(1.0, 1), time.time())
         assert list(crash_rows(str(tmp_path))) is not None
 
 
