@@ -251,11 +251,20 @@ def counts() -> dict[str, int]:
 def observe() -> None:
     """Keep the history of this process from now on."""
     ports.observe(Lookup, _record)
-    ports.observe(Saved, lambda saved: _add_seconds(saved.ref, Time.SPENT, saved.seconds))
-    ports.observe(Waited, lambda waited: _add_seconds(waited.ref, Time.WAITED, waited.seconds))
+    ports.observe(Saved, _add_saved)
+    ports.observe(Waited, _add_waited)
     ports.observe(LeftToOthers, leave_to_others)
     ports.observe(Counted, _count)
     ports.observe(Observed, _keep_observed)
+
+
+# Functions, not lambdas: whoever observes twice hears once.
+def _add_saved(saved: Saved) -> None:
+    _add_seconds(saved.ref, Time.SPENT, saved.seconds)
+
+
+def _add_waited(waited: Waited) -> None:
+    _add_seconds(waited.ref, Time.WAITED, waited.seconds)
 
 
 def _count(counted: Counted) -> None:

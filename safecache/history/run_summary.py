@@ -271,7 +271,7 @@ def find_shared(lines: Iterable[Line], run: str = ALL) -> dict[tuple[str, float]
     for line in sorted(lines, key=attrgetter("time")):
         if line.label in LABELS:
             missed[line.key] = line
-        elif line.label and run in (ALL, line.run):
+        elif line.label == _LEFT and run in (ALL, line.run):
             miss = missed.get(line.key)
             which = (line.key, miss.time if miss is not None else 0.0)
             waits.setdefault(which, []).append(line)
