@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Callable
 
 from safecache.errors import ConfigError
+from safecache.places import layout
 from safecache.remote import client
 from safecache.remote.client import Client
 from safecache.settings import config, extras, settings, units
@@ -68,8 +69,10 @@ def remote_of(arguments: argparse.Namespace) -> Client:
 
 
 def find_caches(arguments: argparse.Namespace) -> list[str]:
-    """The directories that were named, or else those that torch and Triton would use."""
-    return arguments.directories or levels.existing_caches(config.child_environment())
+    """The directories that were named, or else those that torch and Triton would use; and vLLM's below them."""
+    environ, named = config.child_environment(), arguments.directories
+    of_vllm = (cache for place in named or [layout.vllm_cache_dir(environ)] for cache in layout.vllm_caches(place))
+    return [*(named or levels.existing_caches(environ)), *of_vllm]
 
 
 def require_zstandard() -> None:

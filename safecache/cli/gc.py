@@ -14,13 +14,14 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from safecache.cli import UsageError
-from safecache.cli.arguments import add_directories, add_json, add_remote, find_caches, number, of, remote_of
+from safecache.cli.arguments import add_directories, add_json, add_remote, number, of, remote_of
 from safecache.cli.view import View
 from safecache.errors import SafecacheError
 from safecache.remote.client import Unavailable
 from safecache.settings import config, units
 from safecache.settings.units import write_size
 from safecache.store.groups import Group
+from safecache.tiers import levels
 from safecache.upkeep import eviction, remote_contents
 from safecache.upkeep.eviction import Limits, Sweep
 from safecache.upkeep.remote_contents import Removal
@@ -97,7 +98,7 @@ def _sweep(arguments: argparse.Namespace, limits: Limits, *, heed_jobs: bool = T
     """What was removed from each directory, what stayed and why, and what it holds now; 1 if something stayed."""
     reports: dict[str, dict[str, Any] | None] = {}
     lines, is_clean = list[str](), True
-    for directory in find_caches(arguments):
+    for directory in arguments.directories or levels.existing_caches(config.child_environment()):
         sweep = eviction.sweep(directory, limits, heed_jobs=heed_jobs, dry_run=arguments.dry_run)
         if sweep is None:
             reports[directory] = None

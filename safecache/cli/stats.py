@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from safecache.cli.arguments import add_directories, add_json
+from safecache.cli.arguments import add_directories, add_json, find_caches
 from safecache.cli.view import Heading, Table, View
 from safecache.errors import SafecacheError
 from safecache.history import run_summary
@@ -21,7 +21,6 @@ from safecache.reporting.kinds import LOOKED_UP, OF_FLIGHTS, OF_RECOMPILE_CHECK,
 from safecache.settings import config, timestamps
 from safecache.settings.units import write_size
 from safecache.store import entry_files
-from safecache.tiers import levels
 
 __all__ = ["add", "render_page", "run"]
 
@@ -82,12 +81,10 @@ def _places(arguments: argparse.Namespace) -> list[str]:
 
     A process has one journal, beside what Inductor compiles: of Triton's own directory that is in another.
     """
-    environ, named = config.child_environment(), arguments.directories
-    if [os.path.realpath(name) for name in named] == [os.path.realpath(layout.triton_cache_dir(environ))]:
-        named = []
-    caches = named or levels.existing_caches(environ)
-    of_vllm = named or [layout.vllm_cache_dir(environ)]
-    return [*caches, *(cache for place in of_vllm for cache in layout.vllm_caches(place))]
+    triton = os.path.realpath(layout.triton_cache_dir(config.child_environment()))
+    if [os.path.realpath(name) for name in arguments.directories] == [triton]:
+        arguments.directories = []
+    return find_caches(arguments)
 
 
 def _report(summary: Summary, shared: list[Shared]) -> dict[str, Any]:
