@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -132,6 +132,7 @@ def agreed(
     Ranks that meet in a compile agree. Raises what ``look`` does, once the others know that this one has to compile.
     """
     kind = search.ref.kind
+    recorded = _recorded()
     try:
         found = look()
     except Exception:
@@ -143,8 +144,24 @@ def agreed(
     hidden = hit and not agrees and search.is_hidden()
     if _all_hit(hit and not hidden, kind) or not hit:
         return found, None
+    _forget_since(recorded)
     with compiles.scope(missing=kind):
         return look(), _SAMPLED if hidden else OTHER_RANK
+
+
+def _recorded() -> dict[str, int]:
+    """How many artifacts of each type torch has recorded, for who saves what was compiled or hit."""
+    manager = sys.modules["torch.compiler._cache"].CacheArtifactManager
+    return {kind: len(each) for kind, each in manager._new_cache_artifacts.items()}
+
+
+def _forget_since(recorded: Mapping[str, int]) -> None:
+    """Forget what was recorded of a hit that is not used: a compiled artifact with two entries cannot be saved."""
+    manager = sys.modules["torch.compiler._cache"].CacheArtifactManager
+    for kind, artifacts in manager._new_cache_artifacts.items():
+        for artifact in artifacts[recorded.get(kind, 0) :]:
+            manager._seen_artifacts.discard(artifact)
+        del artifacts[recorded.get(kind, 0) :]
 
 
 # Seconds for which the other ranks are waited for: longer than lookups differ, as all of them have just begun.

@@ -68,13 +68,16 @@ dist.destroy_process_group()
 """
 
 
-def train(base, parallel, how="compiled", caches=("cache", "cache")):
+SAMPLED = ("aot miss: sampled", "fx miss: sampled", "compiled alike again", "compiled otherwise now")
+
+
+def train(base, parallel, how="compiled", caches=("cache", "cache"), **settings):
     """What each rank said, with these caches below ``base``; None for one that was killed, or waited for one."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     common = os.environ | isolated_environment(base) | {"PYTHONPATH": str(SOURCE), "WORLD_SIZE": "2"}
-    common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    common |= settings | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     ranks = []
     for rank, cache in enumerate(caches):
         own = {"TORCHINDUCTOR_CACHE_DIR": str(base / cache), "TRITON_CACHE_DIR": str(base / cache / "triton")}
@@ -95,6 +98,7 @@ def train(base, parallel, how="compiled", caches=("cache", "cache")):
 def runs(request, tmp_path_factory):
     base, parallel = tmp_path_factory.mktemp(request.param), request.param
     found = {"eager": train(base, parallel, "eager"), "cold": train(base, parallel), "warm": train(base, parallel)}
+    found["sampled"] = train(base, parallel, SAFECACHE_RECOMPILE_SAMPLE="1")
     found["rank 1 cold"] = train(base, parallel, caches=("cache", "empty"))
     for entry in testing.entries(base / "cache"):
         testing.damage(entry, "flipped")
@@ -122,6 +126,11 @@ def test_warm_ranks_compile_nothing(runs, how):
     for said in runs[how]:
         # What is tensor parallel torch 2.11 looks up in the FX graph cache alone.
         assert said["missed"] == 0 and said["stats"]["verified"] > 0 and "saved" not in said["stats"], said
+
+
+def test_ranks_sample_the_same_hits_and_compile_them_alike(runs):
+    one, other = ({name: each["stats"].get(name, 0) for name in SAMPLED} for each in runs["sampled"])
+    assert one == other and one["compiled alike again"] > 0 and one["compiled otherwise now"] == 0, (one, other)
 
 
 def test_damaged_entries_are_refused_and_compiled_anew(runs):

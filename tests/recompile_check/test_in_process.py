@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 
 import pytest
+from scenes import model_scenes
 
 from recompile_check import programs
 
@@ -47,6 +48,13 @@ def test_honest_hit_is_compiled_alike_once_in_a_process_and_not_saved_again(site
     assert stats["aot hit"] == 1, "the second time"
     assert {"saved", "compiled otherwise now", "not compiled again"}.isdisjoint(stats), stats
     assert entries(site) == before and warnings == []
+
+
+def test_artifact_that_a_sampled_hit_is_part_of_is_saved(home):
+    for env in ({}, ALL):
+        answer = home.run(model_scenes.standalone, save=str(home.base / "artifact"), fmt="binary", env=TRUSTED | env)
+        assert answer.ok and answer.result["saveable"] and answer.warnings == [], answer
+    assert answer.stats["compiled alike again"] >= 1, answer.stats
 
 
 def test_training_and_dynamic_shapes_are_compiled_alike(site):
