@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable
 from typing import Any
@@ -72,8 +73,10 @@ def lock(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> 
             raise Timeout(path) from error
 
     def take() -> None:
-        # Raises the error that FileLock takes for a lock that is held.
-        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC))
+        # FileLock takes a lock that it cannot open for one that is held.
+        against = directory_faults.objection(os.path.dirname(path))
+        if against is not None:
+            raise PermissionError(errno.EACCES, against, path)
         lock_guards.wait(path, -1.0, attempt)
 
     guarded = lock_guards.guarded_lock(path, take, instance.release)

@@ -84,7 +84,7 @@ def everything(tmp_path, settings, monkeypatch):
     journal.write("fx miss", root, {"key": "a"})
     found = crashes.Crash("signal", "ttir", 11)
     crashes.remember(root, "a" * 64, crashes.Note(found, "kernel", {}, None, time.time()))
-    for folder, name in ((ours.CRASHES, "a/report.json"), (ours.TRASH, "a")):
+    for folder, name in ((ours.CRASHES, "a/report.json"), (ours.TRASH, "a"), (ours.UNSEALED, "a.o")):
         cache.file(places["CACHE"] / ours.FOLDER / folder / name, 0)
     limits._claim(root)  # or what was published has
     claim, _ = remote_leases.acquire(Ref(Kind.FX_ENTRY, "a"), 0.0)
