@@ -305,8 +305,8 @@ class Build:
 
     def _combined(self, step: _Step, known: Mapping[str, bytes]) -> str:
         digest = hashlib.sha256(os.fsencode(self._anchor(step.how) + self._also))
-        for path in sorted(known):
-            digest.update(b"\0".join([b"", os.fsencode(self._anchor(path)), known[path]]))
+        for name, path in sorted((self._anchor(path), path) for path in known):
+            digest.update(b"\0".join([b"", os.fsencode(name), known[path]]))
         return digest.hexdigest()
 
     def _anchor(self, text: str) -> str:

@@ -12,6 +12,7 @@ import sys
 import time
 
 import pytest
+from conftest import needs_root
 
 from faults import small_disks
 from faults.built_modules import BuiltModule
@@ -50,7 +51,7 @@ class Library(BuiltModule):
     program = PROGRAM
 
     def __init__(self, base):
-        super().__init__(base, base / "cache", "probe_*")
+        super().__init__(base, base / "libraries", "probe_*")
         (base / "probe.cpp").write_text(EXPORTED)
         (base / "more.cpp").write_text("int more() { return 1; }\n")
         (base / "inline.cpp").write_text(PROBE)
@@ -157,17 +158,19 @@ def test_what_ninja_would_build_again_or_others_could_have_written_is_not_adopte
 
 
 def test_library_that_nobody_built_is_not_loaded(place):
+    def load(path):
+        program = f"import safecache, tvm_ffi; print(tvm_ffi.load_module({str(path)!r}).answer())"
+        command = [sys.executable, "-c", program]
+        return subprocess.run(
+            command, env=place.environment, cwd=place.base, capture_output=True, text=True, timeout=200
+        )
+
     place.run("files")
     other = place.cache / "other" / "other.so"
     other.parent.mkdir()
     shutil.copy2(place.built / "probe.so", other)
-    program = f"import safecache, tvm_ffi; tvm_ffi.load_module({str(other)!r})"
-    command = [sys.executable, "-c", program]
-    done = subprocess.run(command, env=place.environment, capture_output=True, text=True, timeout=200)
-    assert "EntryRefusedError" in done.stderr, done.stderr
-    outside = shutil.copy2(place.built / "probe.so", place.base / "own.so")
-    program = f"import safecache, tvm_ffi; print(tvm_ffi.load_module({str(outside)!r}).answer())"
-    done = subprocess.run([*command[:2], program], env=place.environment, capture_output=True, text=True, timeout=200)
+    assert "EntryRefusedError" in load(other).stderr
+    done = load(shutil.copy2(place.built / "probe.so", place.base / "own.so"))
     assert done.stdout == "41\n", done.stderr
 
 
@@ -196,7 +199,8 @@ def test_cache_that_moved_is_used(place, how):
     moved = place.base / "elsewhere" / "cache"
     moved.parent.mkdir()
     place.cache.rename(moved)
-    assert place.run(how, TVM_FFI_CACHE_DIR=str(moved))[:2] == (41, 0)
+    answer, ninjas, stats, errors = place.run(how, TVM_FFI_CACHE_DIR=str(moved))
+    assert (answer, ninjas) == (41, 0), (stats, errors)
 
 
 def test_attested_library_is_loaded_whoever_holds_the_lock(place):
@@ -214,6 +218,7 @@ def mounted(place):
         yield place
 
 
+@needs_root
 @pytest.mark.parametrize("how", ["inline", "files"])
 def test_read_only_cache_starts_as_any(mounted, how):
     mounted.run(how)
@@ -225,12 +230,14 @@ def test_read_only_cache_starts_as_any(mounted, how):
     assert (answer, ninjas) == (42, 1) and errors.count("safecache:") == 1 and "cannot be used" in errors, errors
 
 
+@needs_root
 def test_full_disk_is_built_on_elsewhere(mounted):
     small_disks.fill(mounted.cache)
     answer, _, _, errors = mounted.run("files")
     assert answer == 41 and "No space left" in errors, errors
 
 
+@needs_root
 def test_cache_of_root_starts_as_any_for_a_user(place):
     share_key(place)
     place.run("files")

@@ -137,8 +137,8 @@ def test_payloads_still_tell_where_they_were_made(first, kept):
 
 
 @pytest.mark.default_release
-def test_extension_moves_with_its_directory_alone(session_directory):
-    """Ninja compares command lines, and those have the paths of its sources: the same directory, in another home."""
+def test_extension_moves_to_another_directory(session_directory):
+    """Ninja would compare command lines, which have the path of the directory; records have a name in its place."""
     place, other = (Place(session_directory / name) for name in ("builder", "user"))
     extensions, copied = session_directory / "extensions", other.base / "extensions"
     scene = f"extension TORCH_EXTENSIONS_DIR={extensions}"
@@ -147,4 +147,4 @@ def test_extension_moves_with_its_directory_alone(session_directory):
     shutil.copytree(extensions, copied)
     for name, outcome in other.run(scene, f"extension TORCH_EXTENSIONS_DIR={copied}").items():
         assert "error" not in outcome, (name, outcome)
-    assert other.compiled and all(str(copied) in call for call in other.compiled), other.compiled
+    assert other.compiled == []
