@@ -40,9 +40,14 @@ def build_and_load(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs
     loaded = instance.try_load()
     if loaded is not None:
         return loaded
-    directory = _directory()
+    core, env = sys.modules["flashinfer.jit.core"], sys.modules["flashinfer.jit.env"]
+    directory = os.path.realpath(env.FLASHINFER_JIT_DIR)
     try:
-        _await_lock(str(instance.lock_path))
+        path = str(instance.lock_path)
+        # FlashInfer waits without end: so first as long as for torch's own.
+        lock = core.FileLock(path, thread_local=False)
+        lock_guards.wait(path, -1.0, lambda seconds: lock.acquire(timeout=seconds))
+        lock.release()
         return wrapped(*args, **kwargs)
     except (OSError, RuntimeError) as error:
         fault = directory_faults.find(error, directory)
@@ -51,19 +56,8 @@ def build_and_load(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs
         private = extension_builds.make_private_directory("cached_ops")
         variable = "FLASHINFER_WORKSPACE_BASE"
         extension_builds.report_private_build(instance.name, directory, private, fault.text, variable, error)
-        with _replacing.now, mock.patch.object(sys.modules["flashinfer.jit.env"], "FLASHINFER_JIT_DIR", Path(private)):
+        with _replacing.now, mock.patch.object(env, "FLASHINFER_JIT_DIR", Path(private)):
             return wrapped(*args, **kwargs)
-
-
-def _directory() -> str:
-    return str(os.path.realpath(sys.modules["flashinfer.jit.env"].FLASHINFER_JIT_DIR))
-
-
-def _await_lock(path: str) -> None:
-    """Wait until nobody holds the lock, no longer than for torch's own. Raises OSError, Timeout among them."""
-    lock = sys.modules["flashinfer.jit.core"].FileLock(path, thread_local=False)
-    lock_guards.wait(path, -1.0, lambda seconds: lock.acquire(timeout=seconds))
-    lock.release()
 
 
 @verifier(
