@@ -25,12 +25,14 @@ _FLAGS = "*extra_cflags=, *extra_cuda_cflags=, *extra_ldflags=, *extra_include_p
     f"tvm_ffi.cpp.extension:build(name, *sources=, *cpp_files=, *cuda_files=, {_FLAGS}, *backend=, *output=)",
     why=_WAIT,
     issue=f"{_SOURCE}/cpp/extension.py#L801",
+    copies=("tvm_ffi.cpp",),
 )
 @verifier(
     "tvm_ffi.cpp.extension:build_inline(name, *cpp_sources=, *cuda_sources=, *functions=, "
     f"{_FLAGS}, *embed_cubin=, *backend=, *output=)",
     why=_WAIT,
     issue=f"{_SOURCE}/cpp/extension.py#L1027",
+    copies=("tvm_ffi.cpp",),
 )
 def build_library(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> str:
     """build and build_inline: no lock for an attested build, and a private directory where none can be built.
