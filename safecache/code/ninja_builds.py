@@ -194,20 +194,20 @@ class Build:
         """Move what nobody has sealed, in a directory of this user alone, to where adoptions() finds it."""
         if config.current().strict or ownership.why_not_private(self._directory) is not None:
             return
+        moved = 0
         paths = [self._path(step.output) for step in self._steps if self._is_unsealed(step)]
         if paths:
-            with folders.open_subdirectory(self._directory, _UNSEALED, make=True) as kept:
+            # What cannot be moved there goes to quarantine.
+            with suppress(OSError), folders.open_subdirectory(self._directory, _UNSEALED, make=True) as kept:
                 for path in paths:
                     with folders.open_parent(self._directory, path) as (parent, name):
                         parent.rename(name, kept, name)
-            remedy = (
-                f"If nobody else could write there, use them instead: stop, and run safecache adopt {self._directory}"
-            )
-            refusal = Refusal(
-                Reason.UNSEALED, f"{len(paths)} files have no sealed record, as stock builds them", remedy
-            )
+                        moved += 1
+        if moved:
+            evidence = f"{moved} files have no sealed record, as stock builds them"
+            remedy = f"If nobody else could write there, stop and run safecache adopt {self._directory} to use them."
             where = f"Building them anew; the old ones are kept in {os.path.join(self._directory, *_UNSEALED)}."
-            report.refuse(refusal, Kind.NATIVE_CODE, self._directory, where)
+            report.refuse(Refusal(Reason.UNSEALED, evidence, remedy), Kind.NATIVE_CODE, self._directory, where)
 
     def _is_unsealed(self, step: _Step) -> bool:
         try:
