@@ -192,7 +192,8 @@ class Build:
 
     def _keep_unsealed(self) -> None:
         """Move what nobody has sealed, in a directory of this user alone, to where adoptions() finds it."""
-        if config.current().strict or ownership.why_not_private(self._directory) is not None:
+        settings = config.current()
+        if settings.strict or settings.observes or ownership.why_not_private(self._directory) is not None:
             return
         moved = 0
         paths = [self._path(step.output) for step in self._steps if self._is_unsealed(step)]

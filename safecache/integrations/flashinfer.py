@@ -16,6 +16,7 @@ from safecache.code.ninja_builds import Build
 from safecache.integrations import cute_dsl
 from safecache.patching.hook import verifier
 from safecache.session import Part, inherit
+from safecache.settings import config
 from safecache.tiers import directory_faults
 
 __all__ = ["build_and_load", "cute_export", "cute_init", "cute_load", "load_attested", "run_ninja", "write_text"]
@@ -68,7 +69,11 @@ def build_and_load(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs
 def load_attested(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
     """JitSpecNvcc.try_load: also loads an attested library, without a lock, a write or ninja."""
     loaded = wrapped(*args, **kwargs)
-    if loaded is not None or os.environ.get("FLASHINFER_DISABLE_JIT") or not os.path.exists(instance.jit_library_path):
+    if (
+        loaded is not None
+        or config.environment().get("FLASHINFER_DISABLE_JIT")
+        or not os.path.exists(instance.jit_library_path)
+    ):
         return loaded
     with compiles.scope(is_planning=True):
         instance.write_ninja()

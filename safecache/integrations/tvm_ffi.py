@@ -10,6 +10,7 @@ from typing import Any
 from safecache import compiles, loads
 from safecache.code import extension_builds, lock_guards, ninja_builds, sources
 from safecache.patching.hook import hook, verifier
+from safecache.settings import config
 from safecache.tiers import directory_faults
 
 __all__ = ["build_library", "build_ninja", "load_module", "lock", "unlock", "write_source"]
@@ -58,7 +59,7 @@ def build_library(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs:
 
 
 def _cache() -> str:
-    return os.path.expanduser(os.environ.get(_VARIABLE, "~/.cache/tvm-ffi"))
+    return os.path.expanduser(config.environment().get(_VARIABLE, "~/.cache/tvm-ffi"))
 
 
 @verifier("tvm_ffi.utils.lockfile:FileLock.__enter__(self)", why=_WAIT, issue=f"{_SOURCE}/utils/lockfile.py#L119")

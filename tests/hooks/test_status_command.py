@@ -85,7 +85,9 @@ def rows_of(said):
 
 
 def test_hooks_are_counted_by_unit_and_all_are_named_on_request(command_line):
-    known = [hook for _, hook in list_hooks() if not hook.is_not_for(FAKE_RELEASE)]
+    # Nothing stands in for CUTLASS here.
+    hooks = [hook for _, hook in list_hooks() if not hook.module.startswith("cutlass.")]
+    known = [hook for hook in hooks if not hook.is_not_for(FAKE_RELEASE)]
     said = command_line("status", COLUMNS="200")
     counted = [int(count) for line in said.lines for count in re.findall(r"(\d+) active", line)]
     assert said.returncode == 0 and sum(counted) == len(known) and len(said.lines) < 30, said.lines

@@ -401,7 +401,7 @@ def test_only_config_reads_the_process_environment():
     sources = [path for path in (ROOT / "safecache").rglob("*.py") if "bootstrap" not in path.parts]
     sources.append(ROOT / "safecache" / "bootstrap" / "entry" / "safecache_entry.py")
     readers = {path.name: environment_readers(path.read_text(encoding="utf-8")) for path in sources}
-    assert all(readers.pop(name) for name in ("config.py", "worker.py", "safecache_entry.py"))
+    assert all(readers.pop(name) for name in ("config.py", "server.py", "safecache_entry.py"))
     assert {name: lines for name, lines in readers.items() if lines} == {}
 
 
