@@ -12,17 +12,6 @@ from pathlib import Path
 import pytest
 from conftest import SOURCE
 
-# Only the capability to read, since the interpreter may lie where other users cannot go.
-_CAPABILITY = "-all,+dac_read_search"
-
-
-def as_user(uid: int) -> list[str]:
-    """How to run a command as a user who is bound by modes, in all but reading."""
-    return [
-        *("setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups"),
-        *(f"--inh-caps={_CAPABILITY}", f"--ambient-caps={_CAPABILITY}", "--no-new-privs"),
-    ]
-
 
 class Report:
     """What the command said."""

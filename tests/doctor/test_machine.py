@@ -7,8 +7,7 @@ import shutil
 
 import pytest
 from conftest import needs_root
-
-from doctor.conftest import as_user
+from faults.users import as_user
 
 NOBODY = 43210
 needs_setpriv = pytest.mark.skipif(shutil.which("setpriv") is None, reason="needs setpriv(1)")

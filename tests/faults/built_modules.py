@@ -40,9 +40,9 @@ class BuiltModule:
         path.write_text(f"#define ANSWER {answer}\n")
         os.utime(path, (LONG_AGO, LONG_AGO))
 
-    def start(self, *words, **settings):
+    def start(self, *words, within=(), **settings):
         return subprocess.Popen(
-            [sys.executable, "program.py", *words],
+            [*within, sys.executable, "program.py", *words],
             env=self.environment | settings,
             cwd=self.base,
             stdout=subprocess.PIPE,
@@ -51,9 +51,9 @@ class BuiltModule:
             start_new_session=True,
         )
 
-    def run(self, *words, **settings):
+    def run(self, *words, within=(), **settings):
         """The answer, how often ninja ran, safecache's counters, and stderr."""
-        process = self.start(*words, **settings)
+        process = self.start(*words, within=within, **settings)
         try:
             output, errors = process.communicate(timeout=250)
         finally:

@@ -16,7 +16,7 @@ from conftest import needs_root
 
 from faults import small_disks
 from faults.built_modules import BuiltModule
-from faults.users import share_key
+from faults.users import GROUP, as_user, other_users_can_be, share_key
 
 pytest.importorskip("tvm_ffi", reason="needs apache-tvm-ffi")
 pytestmark = pytest.mark.xdist_group("tvm_ffi")
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.xdist_group("tvm_ffi")
 PROBE = '#include "answer.h"\nint answer() { return ANSWER; }\n'
 EXPORTED = "#include <tvm/ffi/function.h>\n" + PROBE + "TVM_FFI_DLL_EXPORT_TYPED_FUNC(answer, answer);\n"
 PROGRAM = """
-import json, os, sys
+import json, sys
 
 ran = []
 sys.addaudithook(lambda event, given: ran.append(given[0]) if event == "subprocess.Popen" else None)
@@ -32,10 +32,6 @@ if "stock" not in sys.argv:
     import safecache
 import tvm_ffi.cpp
 
-if "user" in sys.argv:
-    os.setgroups([])
-    os.setgid(4242)
-    os.setuid(1000)
 how = {"extra_include_paths": ["include"]}
 if "inline" in sys.argv:
     module = tvm_ffi.cpp.load_inline("probe", cpp_sources=open("inline.cpp").read(), functions="answer", **how)
@@ -237,13 +233,13 @@ def test_full_disk_is_built_on_elsewhere(mounted):
     assert answer == 41 and "No space left" in errors, errors
 
 
-@needs_root
+@pytest.mark.skipif(not other_users_can_be(), reason="needs root, to become another user")
 def test_cache_of_root_starts_as_any_for_a_user(place):
     share_key(place)
     place.run("files")
     for directory in [place.base, *place.base.parents]:
         directory.chmod(directory.stat().st_mode | 0o005)
-    answer, ninjas, _, errors = place.run("files", "user")
+    answer, ninjas, _, errors = place.run("files", within=as_user(1000, GROUP))
     assert (answer, ninjas) == (41, 0) and "safecache:" not in errors, errors
 
 

@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from faults.users import as_user
+
 from safecache.testing import isolated
 
 PROGRAM = Path(__file__).parent / "program"
@@ -59,9 +61,7 @@ class Place:
         }
         command = [sys.executable, str(self.project / "main.py"), *scenes]
         if self.user:
-            # Who may read what root has installed for himself, and nothing more.
-            identity = [f"--reuid={self.user}", f"--regid={self.user}", "--clear-groups"]
-            command = ["setpriv", *identity, "--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search", *command]
+            command = [*as_user(self.user), *command]
         self.calls.write_text("")
         ran = subprocess.run(
             command, env=environment | variables, cwd=self.project, capture_output=True, text=True, timeout=400
@@ -75,9 +75,3 @@ class Place:
         """The calls of the C++ compiler that name a source or a header; the others ask it for its version."""
         calls = self.calls.read_text().splitlines()
         return [call for call in calls if any(word.endswith(_COMPILED) for word in call.split())]
-
-
-def other_users_can_be() -> bool:
-    """Whether a process may become another user and read what root has."""
-    tried = ["setpriv", "--reuid=4711", "--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search", "true"]
-    return os.getuid() == 0 and shutil.which("setpriv") is not None and subprocess.run(tried).returncode == 0

@@ -8,8 +8,9 @@ import os
 import shutil
 
 import pytest
+from faults.users import other_users_can_be
 
-from moving.places import SOURCE, Place, other_users_can_be
+from moving.places import SOURCE, Place
 
 pytestmark = pytest.mark.xdist_group("moving")
 

@@ -13,7 +13,7 @@ import sys
 
 import pytest
 from conftest import SOURCE
-from moving.places import other_users_can_be
+from faults.users import as_user, other_users_can_be
 
 from safecache.testing import isolated
 
@@ -47,9 +47,7 @@ class Machine:
 
     def do(self, *words, code=0, **settings):
         """Run a program as this machine's user; what it prints."""
-        identity = [f"--reuid={self.user}", f"--regid={self.user}", "--clear-groups"]
-        capable = ["--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search"]
-        prefix = ["setpriv", *identity, *capable] if self.user else []
+        prefix = as_user(self.user) if self.user else []
         if self.user:
             subprocess.run(["chown", "-R", f"{self.user}:{self.user}", self.base], check=True)
         done = subprocess.run(
