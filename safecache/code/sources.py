@@ -149,16 +149,19 @@ def add_cache(directory: str) -> None:
     _caches.now.add(os.path.join(os.path.realpath(directory), ""))
 
 
-def load_path(path: str) -> str:
+def load_path(path: str, *, is_built: bool) -> str:
     """Where to load the code at ``path`` from: verified if it lies in a cache of add_cache(), else ``path`` itself.
 
-    What was installed, or is the user's own, lies in none. Raises EntryRefusedError, in every mode, if nothing attests
-    it; OSError if it or its record cannot be read.
+    What was installed, or is the user's own, lies in none. ``is_built``: by ninja, so that its record names the
+    directory as well. Raises EntryRefusedError, in every mode, if nothing attests it; OSError if it or its record
+    cannot be read.
     """
     real = os.path.realpath(path)
     if not real.startswith(tuple(_caches.now)):
         return path
-    return exec_directory.load_path(CodeFile(real, os.path.dirname(real)))
+    root = os.path.dirname(real)
+    name = os.path.relpath(real, os.path.dirname(root)) if is_built else ""
+    return exec_directory.load_path(CodeFile(real, root, name=name))
 
 
 def text_at(path: str) -> str | None:

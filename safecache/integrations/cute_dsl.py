@@ -8,13 +8,25 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from safecache.code import sources
-from safecache.files import filesystem
+from safecache.code import kept_code, sources
+from safecache.files import filesystem, opening
 from safecache.patching.hook import verifier
 from safecache.places.layout import CodeFile
-from safecache.store import gate
+from safecache.places.refs import Ref
+from safecache.settings import config
+from safecache.signing import provenance
+from safecache.store import entry_files, gate
 
-__all__ = ["attest_if_new", "cutedsl_dir", "cutedsl_get", "cutedsl_set", "identity", "load_object", "reachable_path"]
+__all__ = [
+    "attest_if_new",
+    "cutedsl_dir",
+    "cutedsl_get",
+    "cutedsl_set",
+    "identity",
+    "load_object",
+    "reachable_path",
+    "settle_object",
+]
 
 
 @verifier(
@@ -48,7 +60,7 @@ def cutedsl_get(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: A
     ) -> Any:
         if (runtime_key, device_index) not in mem_cache:
             path = _cutedsl_path(module_path, config_key, runtime_key, device_index, device_capability)
-            sources.settle_side_file(path, os.path.dirname(path))
+            settle_object(path, path)
         return wrapped(mem_cache, module_path, config_key, runtime_key, device_index, device_capability)
 
     return get(*args, **kwargs)
@@ -76,7 +88,7 @@ def cutedsl_set(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: A
         path = _cutedsl_path(module_path, config_key, runtime_key, device_index, device_capability)
         before = identity(path)
         wrapped(mem_cache, module_path, config_key, runtime_key, compiled_fn, device_index, device_capability)
-        attest_if_new(path, before)
+        attest_if_new(path, before, path)
 
     put(*args, **kwargs)
 
@@ -93,7 +105,7 @@ def load_object(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: A
     """
 
     def load(file_path: str, *rest: Any, **named: Any) -> None:
-        wrapped(sources.load_path(file_path), *rest, **named)
+        wrapped(sources.load_path(file_path, is_built=False), *rest, **named)
 
     load(*args, **kwargs)
 
@@ -113,8 +125,39 @@ def identity(path: str) -> list[int] | None:
     return filesystem.identity(os.lstat(path)) if os.path.lexists(path) else None
 
 
-def attest_if_new(path: str, before: list[int] | None) -> None:
-    """Attest the file, if it is not the one whose identity was ``before``."""
+def settle_object(path: str, key: str) -> bool:
+    """Quarantine an object that nothing attests; if none is there then, copy the one that is kept by ``key``.
+
+    ``key`` names all that decides about the object but the GPU. Returns whether an object is there. Raises
+    EntryRefusedError in strict mode, and Immovable if the object cannot be quarantined.
+    """
+    root = os.path.dirname(path)
+    if sources.settle_side_file(path, root):
+        return True
+    ref = _kept_ref(key)
+    found = None if ref is None else kept_code.fetch(ref)
+    if found is None:
+        return False
+    gate.attest_file(CodeFile(path, root), found[0])
+    try:
+        entry_files.publish(path, found[0], root)
+    except OSError:
+        return False  # the package's own object cannot be written either, which it tells
+    return True
+
+
+def attest_if_new(path: str, before: list[int] | None, key: str) -> None:
+    """Attest the object, if it is not the one whose identity was ``before``, and keep a copy by ``key``."""
     after = identity(path)
     if after is not None and after != before:
-        gate.attest_file(CodeFile(path, os.path.dirname(path)))
+        digest = opening.digest_regular(path, opening.check_regular, flags=os.O_NOFOLLOW)
+        gate.attest_file(CodeFile(path, os.path.dirname(path)), digest=digest)
+        ref = _kept_ref(key)
+        if ref is not None:
+            kept_code.keep(ref, path, digest)
+
+
+def _kept_ref(key: str) -> Ref | None:
+    """Return None as long as nothing says which GPU CuTe DSL compiles for."""
+    gpu = config.environment().get("CUTE_DSL_ARCH") or provenance.describe()["gpu"]
+    return kept_code.locate(f"{gpu}/{key}", ".o") if gpu else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import threading
@@ -17,6 +18,7 @@ from safecache.integrations import cute_dsl
 from safecache.patching.hook import verifier
 from safecache.session import Part, inherit
 from safecache.settings import config
+from safecache.store import entry_files
 from safecache.tiers import directory_faults
 
 __all__ = ["build_and_load", "cute_export", "cute_init", "cute_load", "load_attested", "run_ninja", "write_text"]
@@ -155,10 +157,22 @@ def cute_init(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
     issue=f"{_SOURCE}/cute_dsl_core.py#L217",
 )
 def cute_load(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    """Quarantine an object that does not verify before JitSpecCuteDsl.try_load, or load, asks whether there is one."""
-    path = str(instance.object_path)
-    sources.settle_side_file(path, os.path.dirname(path))
+    """JitSpecCuteDsl.try_load and load: an object that nothing attests is quarantined, and a kept one copied there.
+
+    None is copied to where FlashInfer would then take other objects, of older sources, for current.
+    """
+    module, path, meta = instance.module_dir, str(instance.object_path), instance.meta_path
+    expected = json.dumps(instance.expected_meta, indent=2)
+    is_current = not module.exists() or sources.text_at(str(meta)) == expected
+    if not is_current:
+        sources.settle_side_file(path, str(module))
+    elif cute_dsl.settle_object(path, _key_of(instance)) and not meta.exists():
+        entry_files.publish(str(meta), expected.encode(), str(module))
     return wrapped(*args, **kwargs)
+
+
+def _key_of(spec: Any) -> str:
+    return json.dumps(["flashinfer", spec.module_dir_name, spec.kernel_name, spec.symbol, spec.expected_meta])
 
 
 @verifier(
@@ -171,4 +185,4 @@ def cute_export(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: A
     path = str(instance.object_path)
     before = cute_dsl.identity(path)
     wrapped(*args, **kwargs)
-    cute_dsl.attest_if_new(path, before)
+    cute_dsl.attest_if_new(path, before, _key_of(instance))

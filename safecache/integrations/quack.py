@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from safecache.code import sources
 from safecache.integrations import cute_dsl
 from safecache.patching.hook import verifier
 from safecache.signing import keyring
@@ -57,7 +56,7 @@ def quack_lock(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: An
     """FileLock.__enter__ of quack.cache.jit, which precedes the search for an object: quarantines an unattested one."""
     entered = wrapped(*args, **kwargs)
     path = _object_of(instance)
-    sources.settle_side_file(path, os.path.dirname(path))
+    cute_dsl.settle_object(path, _key_of(path))
     instance._safecache_before = cute_dsl.identity(path)
     return entered
 
@@ -73,13 +72,19 @@ def quack_unlock(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: 
     """FileLock.__exit__ of quack.cache.jit: attests the object if it was compiled under the lock."""
     try:
         if instance.exclusive:
-            cute_dsl.attest_if_new(_object_of(instance), instance._safecache_before)
+            path = _object_of(instance)
+            cute_dsl.attest_if_new(path, instance._safecache_before, _key_of(path))
     finally:
         wrapped(*args, **kwargs)
 
 
 def _object_of(lock: Any) -> str:
     return str(Path(lock.lock_path).with_suffix(".o"))
+
+
+def _key_of(path: str) -> str:
+    """Quack's names: the hash of its sources and versions, and that of the function and its arguments."""
+    return "/".join(path.split(os.sep)[-2:])
 
 
 @verifier(

@@ -151,7 +151,7 @@ def load_module(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: A
 
     def load(path: Any, *rest: Any, **named: Any) -> Any:
         sources.add_cache(_cache())
-        placed = sources.load_path(os.fspath(path))
+        placed = sources.load_path(os.fspath(path), is_built=True)
         return loads.explain_load(wrapped, (placed, *rest), named, _VARIABLE)
 
     return load(*args, **kwargs)

@@ -66,12 +66,18 @@ class BuiltModule:
         (directory,) = self.cache.glob(self.pattern)
         return directory
 
-    def compile_trojan(self, name):
-        """Put code that ends the process in place of this file, as new as a file can be."""
+    @property
+    def kept(self):
+        """The library that Inductor's cache has for other directories."""
+        (path,) = (self.base / "cache").glob("??/c*.so")
+        return path
+
+    def compile_trojan(self, path):
+        """Put code that ends the process at this path, as new as a file can be."""
         source = self.base / "trojan.cpp"
         source.write_text(TROJAN)
-        kind = ["-shared"] if name.endswith(".so") else ["-c"]
-        subprocess.run(["c++", "-fPIC", *kind, str(source), "-o", str(self.built / name)], check=True)
+        kind = ["-shared"] if path.suffix == ".so" else ["-c"]
+        subprocess.run(["c++", "-fPIC", *kind, str(source), "-o", str(path)], check=True)
 
     def listed(self):
         """Each file of the cache with what identifies and changes it."""

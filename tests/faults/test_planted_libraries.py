@@ -30,7 +30,8 @@ def plant(home, tmp_path):
     marker = tmp_path / "ran"
 
     def plant(extension):
-        (path,) = [*home.cache.glob(f"??/*.{extension}"), *home.base.glob(f"extensions/*.{extension}")]
+        directory = home.base / "extensions"
+        (path,) = directory.glob(f"*.{extension}") if directory.exists() else home.cache.glob(f"??/*.{extension}")
         how = "-shared" if extension == "so" else "-c"
         source = EVIL.replace("MARKER", str(marker))
         subprocess.run(["g++", "-xc++", "-", how, "-fPIC", "-o", str(path)], input=source, text=True, check=True)
@@ -96,13 +97,39 @@ def test_extension_is_built_once_and_taken_by_stock_torch_too(extend):
 @pytest.mark.parametrize("extension", ["so", "o"])
 def test_planted_extension_is_built_anew(home, extend, plant, extension, strict):
     built = extend()
+    forget_copy(home)
     marker = plant(extension)
+    if extension == "o":
+        assert extend(strict=strict) == built, "the library was not built of it"
+        (home.base / "extensions" / "probe.so").unlink()
     if strict:
         assert home.run(load_scenes.load_operators, source=SOURCE, strict=True).errors == ["EntryRefusedError"]
     else:
         assert extend(warnings=1) > built
         assert extend() == extend()
     assert not marker.exists()
+
+
+def forget_copy(home):
+    """Remove the library that Inductor's cache has for other directories."""
+    (path,) = home.cache.glob("??/c*.so")
+    path.unlink()
+
+
+def test_planted_extension_is_replaced_by_the_copy(extend, plant):
+    built = extend()
+    marker = plant("so")
+    assert extend(warnings=1) == built == extend(strict=True)
+    assert not marker.exists()
+
+
+def test_extension_is_built_once_for_two_directories(home, extend):
+    built = extend()
+    (first,) = home.base.glob("extensions")
+    first.rename(home.base / "first")
+    (home.base / "extensions").mkdir()
+    (home.base / "extensions" / ".ninja_log").write_text("")
+    assert built and extend(strict=True) == 0, "steps of ninja"
 
 
 def test_planted_extension_runs_on_stock_torch(extend, plant):

@@ -76,7 +76,7 @@ def run(tmp_path):
 
 
 def cached(tmp_path):
-    (path,) = (tmp_path / ".cache" / "flashinfer").glob("*/cached_ops/*/fill.o")
+    (path,) = (tmp_path / ".cache" / "flashinfer").glob("**/cached_ops/*/fill.o")
     return path
 
 
@@ -97,14 +97,29 @@ def test_object_that_does_not_verify_is_compiled_anew(run, tmp_path, how, reason
     if how == "flipped":
         content[len(content) // 2] ^= 1
     path.write_bytes(content[: len(content) // 2] if how == "truncated" else content)
+    for copy in (tmp_path / "cache").glob("??/c*.o"):
+        copy.unlink()
     compiles, stats, errors = run()
     assert compiles == 1 and stats[reason] == 1 and f"[{reason}]" in errors, (stats, errors)
     compiles, stats, errors = run()
     assert compiles == 0 and reason not in stats, (stats, errors)
 
 
+def test_object_that_was_compiled_elsewhere_is_not_compiled_again(run, tmp_path):
+    run()
+    elsewhere = {"FLASHINFER_WORKSPACE_BASE": str(tmp_path / "elsewhere")}
+    for _ in range(2):
+        compiles, stats, errors = run(**elsewhere)
+        assert compiles == 0 and "safecache:" not in errors, (stats, errors)
+    assert run("stock", **elsewhere)[0] == 0
+    (tmp_path / "kernel.py").write_text(KERNEL + "# changed\n")
+    assert run(**elsewhere)[0] == 1, "what was kept is of other sources"
+
+
 def test_workspace_where_others_can_write_is_left_alone(run, tmp_path):
     run()
+    for copy in (tmp_path / "cache").glob("??/c*.o"):
+        copy.unlink()
     path = cached(tmp_path)
     before = path.stat()
     path.parent.chmod(0o777)
@@ -153,10 +168,10 @@ def library(tmp_path):
 
 def test_warm_start_runs_no_ninja_and_writes_nothing(library):
     answer, ninjas, stats, errors = library.run()
-    assert (answer, ninjas, stats["code sealed"]) == (41, 1, 3) and "safecache:" not in errors, errors
+    assert (answer, ninjas, stats["code sealed"]) == (41, 1, 4) and "safecache:" not in errors, errors
     before = library.listed()
     answer, ninjas, stats, errors = library.run()
-    assert (answer, ninjas, stats["code verified"]) == (41, 0, 3) and "safecache:" not in errors, errors
+    assert (answer, ninjas, stats["code verified"]) == (41, 0, 1) and "safecache:" not in errors, errors
     assert library.listed() == before
     assert library.run("stock")[0] == 41
 
@@ -166,8 +181,10 @@ def test_warm_start_runs_no_ninja_and_writes_nothing(library):
 def test_library_that_does_not_verify_is_built_anew(library, name, how):
     library.run(*(["stock"] if how == "stock" else []))
     path = library.built / name
+    if how != "stock":
+        library.kept.unlink()
     if how == "planted":
-        library.compile_trojan(name)
+        library.compile_trojan(path)
     elif how == "truncated":
         os.truncate(path, path.stat().st_size // 2)
     if name.endswith(".o"):
@@ -198,11 +215,20 @@ def test_workspace_that_moved_and_another_spelling_of_cuda_are_used(library):
     assert (answer, ninjas) == (41, 0) and "safecache:" not in errors, errors
 
 
+def test_workspace_that_was_lost_is_filled_again_without_ninja(library):
+    library.run()
+    shutil.rmtree(library.cache)
+    answer, ninjas, _, errors = library.run(SAFECACHE_STRICT="1,misses=1")
+    assert (answer, ninjas) == (41, 0) and "safecache:" not in errors, errors
+    assert library.run()[:2] == (41, 0)
+
+
 @pytest.mark.parametrize("is_warm", [True, False], ids=["warm", "cold"])
 def test_lock_of_a_stopped_process_holds_nobody_up(library, is_warm):
     library.run()
     if not is_warm:
         (library.built / "probe.so").unlink()
+        library.kept.unlink()
     lock = library.built.parent / "tmp" / "probe.lock"
     holder = subprocess.Popen(["flock", str(lock), "sleep", "1000"], start_new_session=True)
     try:
@@ -220,6 +246,7 @@ def test_workspace_where_others_can_write_is_not_built_in(library):
     library.built.chmod(0o777)
     assert library.run()[:2] == (41, 0)
     (library.built / "probe.so").unlink()
+    library.kept.unlink()
     answer, ninjas, _, errors = library.run()
     assert (answer, ninjas) == (41, 1) and "others can write there" in errors, errors
     assert not (library.built / "probe.so").exists()

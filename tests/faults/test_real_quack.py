@@ -56,9 +56,11 @@ def run(tmp_path):
     environment = os.environ | isolated(tmp_path) | {"QUACK_CACHE_DIR": str(tmp_path / "quack"), "QUACK_ARCH": "90"}
     environment |= {"CUTE_DSL_ARCH": "sm_90a", "PYTHONPATH": os.pathsep.join([str(SOURCE), *sys.path[1:]])}
 
-    def run_program(*words):
+    def run_program(*words, **settings):
         command = [sys.executable, "program.py", *words]
-        done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+        done = subprocess.run(
+            command, env=environment | settings, cwd=tmp_path, capture_output=True, text=True, timeout=300
+        )
         assert done.returncode == 0, done.stderr[-3000:]
         info, stats = json.loads(done.stdout.splitlines()[-1])
         return info["hits"] == 1 and info["misses"] == 0, stats, done.stderr
@@ -83,12 +85,25 @@ def test_kernel_is_compiled_once_and_verified(run, tmp_path, where):
     assert hit and cached(tmp_path).read_bytes() == before
 
 
+@pytest.mark.parametrize("where", ["here", "pool"])
+def test_kernel_that_was_compiled_elsewhere_is_not_compiled_again(run, tmp_path, where):
+    run("here")
+    elsewhere = {"QUACK_CACHE_DIR": str(tmp_path / "elsewhere")}
+    hit, stats, errors = run(where, **elsewhere)
+    assert hit and "safecache:" not in errors, (stats, errors)
+    (copy,) = (tmp_path / "cache").glob("??/c*.o")
+    copy.write_bytes(b"planted")
+    hit, stats, errors = run("here", QUACK_CACHE_DIR=str(tmp_path / "third"))
+    assert not hit and "safecache:" not in errors, (stats, errors)
+
+
 @pytest.mark.parametrize(
     ("how", "reason"),
     [("flipped", "damaged"), ("truncated", "damaged"), ("stock", "unsealed")],
     ids=["flipped", "truncated", "stock"],
 )
-def test_object_that_does_not_verify_is_compiled_anew(run, tmp_path, how, reason):
+def test_object_that_does_not_verify_is_replaced(run, tmp_path, how, reason):
+    """By the copy in Inductor's cache, where there is one."""
     run("stock" if how == "stock" else "here")
     path = cached(tmp_path)
     content = bytearray(path.read_bytes())
@@ -96,6 +111,6 @@ def test_object_that_does_not_verify_is_compiled_anew(run, tmp_path, how, reason
         content[len(content) // 2] ^= 1
     path.write_bytes(content[: len(content) // 2] if how == "truncated" else content)
     hit, stats, errors = run("here")
-    assert not hit and stats[reason] == 1 and f"[{reason}]" in errors, (stats, errors)
+    assert hit is (how != "stock") and stats[reason] == 1 and f"[{reason}]" in errors, (stats, errors)
     hit, stats, errors = run("here")
     assert hit and reason not in stats, (stats, errors)

@@ -53,7 +53,11 @@ class Library(BuiltModule):
         (base / "inline.cpp").write_text(PROBE)
         # tvm_ffi imports torch if it is there, which takes longer than all the rest.
         (base / "torch.py").write_text("raise ImportError")
-        self.environment["TVM_FFI_CACHE_DIR"] = str(self.cache)
+        self.environment |= self.location
+
+    @property
+    def location(self):
+        return {"TVM_FFI_CACHE_DIR": str(self.cache)}
 
 
 @pytest.fixture
@@ -86,8 +90,9 @@ def test_what_does_not_verify_is_built_anew(place, name, how):
     place.run("files")
     path = place.built / name
     content = bytearray(path.read_bytes())
+    place.kept.unlink()
     if how == "planted":
-        place.compile_trojan(name)
+        place.compile_trojan(path)
     else:
         content[len(content) // 2] ^= 1
         path.write_bytes(content[: len(content) // 2] if how == "truncated" else content)
@@ -102,10 +107,82 @@ def test_what_does_not_verify_is_built_anew(place, name, how):
 
 def test_on_stock_a_planted_library_runs(place):
     place.run("files", "stock")
-    place.compile_trojan("probe.so")
+    place.compile_trojan(place.built / "probe.so")
     process = place.start("files", "stock")
     process.communicate(timeout=200)
     assert process.returncode == 66
+
+
+@pytest.mark.parametrize("how", ["inline", "files"])
+def test_library_that_was_built_in_another_directory_is_not_built_again(place, how):
+    place.run(how)
+    for elsewhere in ("second", "third"):
+        place.cache = place.base / elsewhere
+        answer, ninjas, _, errors = place.run(how, **place.location, SAFECACHE_STRICT="1,misses=1")
+        assert (answer, ninjas) == (41, 0) and "safecache:" not in errors, errors
+        assert not [*place.built.glob("*.o")]
+    (place.built / "probe.so").write_bytes(b"damaged")
+    answer, ninjas, stats, errors = place.run(how, **place.location)
+    assert (answer, ninjas) == (41, 0) and stats["damaged"] == 1 and "[damaged]" in errors, errors
+    place.write_header(42)
+    for elsewhere, ran in (("third", 1), ("fourth", 0)):
+        place.cache = place.base / elsewhere
+        answer, ninjas, _, errors = place.run(how, **place.location)
+        assert (answer, ninjas) == (42, ran) and "safecache:" not in errors, errors
+
+
+@pytest.mark.parametrize("fault", ["planted", "another's", "truncated", "unsealed"])
+def test_kept_library_that_does_not_verify_is_built_again(place, fault):
+    place.run("files")
+    kept = place.kept
+    if fault == "planted":
+        place.compile_trojan(kept)
+    elif fault == "another's":
+        kept.unlink()
+        (place.base / "more.cpp").write_text("int more() { return 2; }\n")
+        place.cache = place.base / "other"
+        place.run("files", **place.location)
+        (place.base / "more.cpp").write_text("int more() { return 1; }\n")
+        place.kept.rename(kept)
+    elif fault == "truncated":
+        kept.write_bytes(kept.read_bytes()[:-1])
+    else:
+        shutil.rmtree(place.base / "cache" / ".safecache")
+    place.cache = place.base / "elsewhere"
+    answer, ninjas, _, errors = place.run("files", **place.location)
+    assert (answer, ninjas) == (41, 1), errors
+    place.cache = place.base / "third"
+    answer, ninjas, _, errors = place.run("files", **place.location)
+    assert (answer, ninjas) == (41, 0) and "safecache:" not in errors, errors
+
+
+def test_what_is_to_be_built_is_an_error_where_misses_are(place):
+    _, errors = place.start("files", SAFECACHE_STRICT="misses=1").communicate(timeout=200)
+    assert "MissError: safecache: no cache has the library of " in errors and not [*place.cache.rglob("*.o")], errors
+
+
+@pytest.mark.parametrize("travels", ["pack", "remote"])
+def test_library_travels_to_another_host(place, travels):
+    """With the key, to another user's path: nothing but the sources is there."""
+    (place.base / "share").mkdir()
+    share = f"file://{place.base}/share"
+    place.run("files", **({"SAFECACHE_TIERS": share} if travels == "remote" else {}))
+    if travels == "pack":
+        share = str(place.base / "one.safecache")
+        pack = [sys.executable, "-m", "safecache", "pack", str(place.base / "cache"), "--output", share]
+        subprocess.run(pack, env=place.environment, cwd=place.base, check=True, timeout=200)
+    place.cache = place.base / "host" / "libraries"
+    there = {"TORCHINDUCTOR_CACHE_DIR": str(place.base / "host" / "cache"), "SAFECACHE_TIERS": share}
+    answer, ninjas, stats, errors = place.run("files", **place.location, **there, SAFECACHE_STRICT="1,misses=1")
+    assert (answer, ninjas) == (41, 0) and "safecache:" not in errors, (stats, errors)
+
+
+@needs_root
+def test_cache_that_cannot_be_written_keeps_no_library_and_ends_nothing(place):
+    with small_disks.mounted(place.base / "cache", "size=1m"):
+        small_disks.fill(place.base / "cache")
+        answer, ninjas, _, errors = place.run("files")
+    assert (answer, ninjas) == (41, 1) and errors.count("safecache:") <= 2, errors
 
 
 @pytest.fixture
@@ -165,6 +242,7 @@ def test_library_that_nobody_built_is_not_loaded(place):
     other = place.cache / "other" / "other.so"
     other.parent.mkdir()
     shutil.copy2(place.built / "probe.so", other)
+    assert load(place.built / "probe.so").stdout == "41\n", "as SGLang does"
     assert "EntryRefusedError" in load(other).stderr
     done = load(shutil.copy2(place.built / "probe.so", place.base / "own.so"))
     assert done.stdout == "41\n", done.stderr
@@ -264,6 +342,7 @@ def test_directory_where_others_can_write_is_not_built_in(place):
     answer, ninjas, _, errors = place.run("files")
     assert (answer, ninjas) == (41, 0), errors
     (place.built / "probe.so").unlink()
+    place.kept.unlink()
     answer, ninjas, _, errors = place.run("files")
     assert answer == 41 and ninjas == 1 and "others can write there" in errors, errors
     assert not (place.built / "probe.so").exists() and set(place.listed()) <= set(before)

@@ -380,7 +380,7 @@ class Package(Sink):
 class Extension(Attested):
     """A library that ninja has built, and finds up to date: that it is left counts as harm."""
 
-    kind, cache_key = Kind.NATIVE_CODE, "probe/probe.so"
+    kind, cache_key = Kind.NATIVE_CODE, "extension/probe.so"
     looks = (attestations, "attest_in_process", 1)
 
     def __init__(self, base, trojan):
@@ -389,7 +389,7 @@ class Extension(Attested):
         self.path = self.root / "probe.so"
         self.root.mkdir()
         (self.root / "probe.cpp").write_text("int probe;")
-        self.build = ninja_builds.Build("probe", str(self.root), "build probe.so: link probe.cpp\n")
+        self.build = ninja_builds.Build(str(self.root), "build probe.so: link probe.cpp\n")
 
     def hostile(self):
         return b"hostile"
@@ -403,7 +403,7 @@ class Extension(Attested):
 
     def plant(self, content, sealing):
         self.build.settle()
-        (step,) = self.build._steps
+        (step,) = self.build._steps.values()
         built_of = {"sha256": self.build._inputs(step, []), "headers": ninja_builds._packed([])}
         statement = {"sha256": hashlib.sha256(content).hexdigest(), "stamp": None, "inputs": built_of}
         self.path.write_bytes(content)

@@ -1,0 +1,79 @@
+"""Code that other packages compile into caches of their own: Inductor's cache has a copy, and so each tier can."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from safecache.files import opening
+from safecache.places import layout
+from safecache.places.refs import Ref
+from safecache.ports import plugs
+from safecache.reporting import report
+from safecache.reporting.kinds import Kind
+from safecache.reporting.report import Refusal
+from safecache.settings import config
+from safecache.store import bundles, directories, entry_files, gate, manifests
+
+__all__ = ["fetch", "keep", "locate"]
+
+_MODE = 0o777
+
+
+def locate(key: str, ending: str) -> Ref:
+    """Return the ref of the copy that is known by ``key``, which names all that decides about the code."""
+    name = "c" + layout.entry_name(os.fsencode(key))
+    return Ref(Kind.NATIVE_CODE, f"{name[1:3]}/{name}{ending}", layout.inductor_cache_dir(config.environment()))
+
+
+def fetch(
+    ref: Ref, objection: Callable[[Mapping[str, Any]], Refusal | None] = lambda _: None
+) -> tuple[bytes, Mapping[str, Any]] | None:
+    """Return a copy that is verified, with what its record states; None if neither the cache nor a tier has one.
+
+    ``objection``: to what a record states. Raises the reason's error in strict mode.
+    """
+    if not gate.is_attested(ref.file(os.path.basename(ref.path))):
+        found = bundles.fetch(ref)
+        if found is None:
+            return None
+        ref = found
+    file, stated = ref.file(os.path.basename(ref.path)), dict[str, Any]()
+    try:
+        content = entry_files.read(file.path, entry_files.max_entry_size(file.kind))
+        records = [*manifests.records(file)]
+    except (OSError, opening.UnusableEntry):
+        return None  # it was removed or replaced since
+
+    def note(found: Mapping[str, Any]) -> Refusal | None:
+        stated.update(found)
+        return objection(found)
+
+    digest = hashlib.sha256(content).digest()
+    refusal = gate.refusal_for_content(file, digest, records, is_private=False, objection=note)
+    return (content, stated) if refusal is None else None
+
+
+def keep(ref: Ref, path: str, digest: bytes, also: Mapping[str, Any] = MappingProxyType({})) -> None:
+    """Have Inductor's cache, and the tiers, hold a copy of the file at ``path``, if it still has this SHA-256.
+
+    ``also``: what its record states besides. What cannot be read or written is reported. Raises CacheWriteError for
+    that in strict mode.
+    """
+    file = ref.file(os.path.basename(ref.path))
+    try:
+        try:
+            content = entry_files.read(path, entry_files.max_entry_size(ref.kind))
+        except opening.UnusableEntry as unusable:
+            raise OSError(errno.EINVAL, str(unusable), path) from unusable
+        if hashlib.sha256(content).digest() == digest:
+            gate.attest_file(file, content, also)
+            entry_files.publish(file.path, content, file.root, _MODE)
+            directories.send_content(file, content, record=manifests.read_record_bytes(file), mode=_MODE)
+            plugs.tiers.keep(ref, again=True)
+    except OSError as error:
+        report.fail_write(f"copy {path} to {file.path}", error, "Other hosts compile it themselves.", ref.root)
