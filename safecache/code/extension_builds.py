@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 from safecache import compiles
-from safecache.code import exec_directory, ninja_builds
+from safecache.code import exec_directory, kept_code, ninja_builds
 from safecache.code.lock_guards import Lock
 from safecache.code.ninja_builds import Build
-from safecache.errors import EntryRefusedError, MissError
+from safecache.errors import EntryRefusedError
 from safecache.files import ownership, private_directory
 from safecache.places.layout import CodeFile
 from safecache.reporting import events
@@ -25,11 +25,6 @@ from safecache.tiers.directory_faults import Immovable, Unsettled
 
 __all__ = ["admit", "build", "locked_late", "make_private_directory", "report_private_build", "run_ninja", "take_lock"]
 
-_MISS = (
-    "safecache: no cache has the library of {}, built from the same sources by the same command, and "
-    "SAFECACHE_STRICT=misses=1 forbids compiling. Help: warm the cache with the same code, settings and environment; "
-    "or unset SAFECACHE_STRICT"
-)
 # Where this process has built, or found out that nothing was to be built; and in which directory instead.
 _verified: Part[dict[str, str]] = Part(dict, inherit)
 
@@ -79,8 +74,8 @@ def run_ninja(
             build.settle()
         planned = [build for build in planned if not build.fetch()]
     if planned:
-        if config.current().must_hit and any(build.is_missing() for build in planned):
-            events.raise_strict(MissError(_MISS.format(directory)))
+        if any(build.is_missing() for build in planned):
+            kept_code.forbid_miss(f"the library of {directory}")
         with ninja_builds.attest_while(planned, directory):
             ninja()
         for build in planned:

@@ -9,17 +9,18 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
+from safecache.errors import MissError
 from safecache.files import opening
 from safecache.places import layout
 from safecache.places.refs import Ref
 from safecache.ports import plugs
-from safecache.reporting import report
+from safecache.reporting import events, report
 from safecache.reporting.kinds import Kind
 from safecache.reporting.report import Refusal
 from safecache.settings import config
 from safecache.store import bundles, directories, entry_files, gate, manifests
 
-__all__ = ["fetch", "keep", "locate"]
+__all__ = ["fetch", "forbid_miss", "keep", "locate"]
 
 _MODE = 0o777
 
@@ -56,6 +57,17 @@ def fetch(
     digest = hashlib.sha256(content).digest()
     refusal = gate.refusal_for_content(file, digest, records, is_private=False, objection=note)
     return (content, stated) if refusal is None else None
+
+
+def forbid_miss(what: str) -> None:
+    """Raise MissError if SAFECACHE_STRICT=misses=1 forbids compiling ``what``, which no cache has."""
+    if config.current().must_hit:
+        text = (
+            f"safecache: no cache has {what}, compiled from the same sources in the same way, and"
+            " SAFECACHE_STRICT=misses=1 forbids compiling. Help: warm the cache with the same code, settings and"
+            " environment; or unset SAFECACHE_STRICT"
+        )
+        events.raise_strict(MissError(text))
 
 
 def keep(ref: Ref, path: str, digest: bytes, also: Mapping[str, Any] = MappingProxyType({})) -> None:

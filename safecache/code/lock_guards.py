@@ -11,7 +11,7 @@ import os
 import re
 import time
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from safecache import compiles
 from safecache.files import holders
@@ -21,8 +21,9 @@ from safecache.reporting import events, waits
 from safecache.reporting.kinds import Kind
 from safecache.settings import config
 
-__all__ = ["Lock", "guarded_lock", "source_of", "wait"]
+__all__ = ["Lock", "guard", "release", "source_of", "wait"]
 
+_GUARDED = "_safecache_lock"
 # Seconds between looks at who holds a lock.
 _STEP = 0.25
 
@@ -54,14 +55,17 @@ def source_of(lock: Lock) -> str | None:
     return found[1] if found else None
 
 
-def guarded_lock(path: str, take: Callable[[], object], release: Callable[[], object]) -> Lock | None:
-    """Ask the guard about the lock at ``path``; returns the lock, ``held`` or not, and None if there is no guard.
+T = TypeVar("T")
+
+
+def guard(instance: Any, path: str, take: Callable[[], object], release: Callable[[], object]) -> bool:
+    """Ask the guard whether upstream's lock ``instance``, at ``path``, is to be taken; False if there is no guard.
 
     Raises what the guard does, with the lock released.
     """
     guard: Guard | None = compiles.current.lock_guard
     if guard is None:
-        return None
+        return False
     lock = Lock(path, take)
     try:
         guard(lock)
@@ -69,10 +73,14 @@ def guarded_lock(path: str, take: Callable[[], object], release: Callable[[], ob
         if lock.held:
             release()
         raise
-    return lock
+    setattr(instance, _GUARDED, lock)
+    return True
 
 
-T = TypeVar("T")
+def release(instance: Any, stock: Callable[[], T]) -> T | None:
+    """Do what ``stock`` does, unless the guard of the lock ``instance`` has not taken it."""
+    lock: Lock | None = vars(instance).pop(_GUARDED, None)
+    return stock() if lock is None or lock.held else None
 
 
 def wait(path: str, most: float, attempt: Callable[[float], T]) -> T:

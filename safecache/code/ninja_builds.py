@@ -171,10 +171,13 @@ class Build:
         What cannot be read or written is reported. Raises CacheWriteError for that in strict mode.
         """
         for step in self._targets:
-            stated = _built.now.get(self._path(step.output))
-            if stated is not None and stated["inputs"]["sha256"]:
-                digest, also = bytes.fromhex(stated["sha256"]), {"inputs": stated["inputs"]}
-                kept_code.keep(self._kept_ref(step), self._path(step.output), digest, also)
+            self._keep(step)
+
+    def _keep(self, step: Step) -> None:
+        stated = _built.now.get(self._path(step.output))
+        if stated is not None and stated["inputs"]["sha256"]:
+            digest, also = bytes.fromhex(stated["sha256"]), {"inputs": stated["inputs"]}
+            kept_code.keep(self._kept_ref(step), self._path(step.output), digest, also)
 
     def _kept_ref(self, step: Step) -> Ref:
         """Name the copy after all that the output is built from but the headers.
@@ -209,7 +212,12 @@ class Build:
         if "no work to do" not in said:
             raise EntryRefusedError(f"{Reason.OUTDATED.value}: ninja would build it again")
         self._began = time.time_ns()
-        return bool(self.attest({step.output}, reported, is_over=True))
+        self.attest({step.output}, reported, is_over=True)
+        if not self._is_sealed(step):
+            raise EntryRefusedError(f"{Reason.OUTDATED.value}: not all that it was built from is known")
+        if step in self._targets:
+            self._keep(step)
+        return True
 
     def _is_sealed(self, step: Step) -> bool:
         self._unsealed.discard(step.output)

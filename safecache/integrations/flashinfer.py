@@ -12,7 +12,7 @@ from typing import Any
 from unittest import mock
 
 from safecache import compiles
-from safecache.code import extension_builds, lock_guards, ninja_builds, sources
+from safecache.code import extension_builds, kept_code, lock_guards, ninja_builds, sources
 from safecache.code.ninja_builds import Build
 from safecache.integrations import cute_dsl
 from safecache.patching.hook import verifier
@@ -21,7 +21,16 @@ from safecache.settings import config
 from safecache.store import entry_files
 from safecache.tiers import directory_faults
 
-__all__ = ["build_and_load", "cute_export", "cute_init", "cute_load", "load_attested", "run_ninja", "write_text"]
+__all__ = [
+    "build_and_load",
+    "cute_build",
+    "cute_export",
+    "cute_init",
+    "cute_load",
+    "load_attested",
+    "run_ninja",
+    "write_text",
+]
 
 _SOURCE = "https://github.com/flashinfer-ai/flashinfer/blob/v0.7.2/flashinfer/jit"
 # The text of each build.ninja that FlashInfer has written, or would, by path.
@@ -173,6 +182,17 @@ def cute_load(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
 
 def _key_of(spec: Any) -> str:
     return json.dumps(["flashinfer", spec.module_dir_name, spec.kernel_name, spec.symbol, spec.expected_meta])
+
+
+@verifier(
+    "flashinfer.jit.cute_dsl_core:JitSpecCuteDsl.build(self)",
+    why="FlashInfer compiles what its workspace lacks without a word, also in an image that was to have it all.",
+    issue=f"{_SOURCE}/cute_dsl_core.py#L161",
+)
+def cute_build(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> None:
+    """JitSpecCuteDsl.build: a MissError where SAFECACHE_STRICT=misses=1 forbids compiling."""
+    kept_code.forbid_miss(f"the object {instance.object_path}")
+    wrapped(*args, **kwargs)
 
 
 @verifier(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from safecache.code import lock_guards
@@ -10,8 +11,6 @@ from safecache.patching.hook import hook, verifier
 from safecache.settings import config
 
 __all__ = ["enter", "exit", "release", "try_acquire"]
-
-_LOCK = "_safecache_lock"
 
 
 @hook(
@@ -46,11 +45,7 @@ def enter(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) ->
     def release() -> None:
         instance.__exit__(None, None, None)
 
-    lock = lock_guards.guarded_lock(instance.lock_file, take, release)
-    if lock is None:
-        return take()
-    setattr(instance, _LOCK, lock)
-    return instance
+    return instance if lock_guards.guard(instance, instance.lock_file, take, release) else take()
 
 
 @hook(
@@ -60,8 +55,7 @@ def enter(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) ->
 )
 def exit(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
     """FileLock.__exit__, even of a lock that was not taken."""
-    lock = vars(instance).pop(_LOCK, None)
-    return wrapped(*args, **kwargs) if lock is None or lock.held else None
+    return lock_guards.release(instance, partial(wrapped, *args, **kwargs))
 
 
 @verifier(
@@ -76,11 +70,8 @@ def try_acquire(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: A
         while not wrapped(*args, **kwargs):
             instance.wait()
 
-    lock = lock_guards.guarded_lock(instance.lock_file_path, take, instance.release)
-    if lock is None:
-        return wrapped(*args, **kwargs)
-    setattr(instance, _LOCK, lock)
-    return True
+    is_guarded = lock_guards.guard(instance, instance.lock_file_path, take, instance.release)
+    return True if is_guarded else wrapped(*args, **kwargs)
 
 
 @verifier(
@@ -90,5 +81,4 @@ def try_acquire(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: A
 )
 def release(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
     """FileBaton.release, even of a lock that was not taken."""
-    lock = vars(instance).pop(_LOCK, None)
-    return wrapped(*args, **kwargs) if lock is None or lock.held else None
+    return lock_guards.release(instance, partial(wrapped, *args, **kwargs))

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from safecache.code import kept_code
 from safecache.integrations import cute_dsl
 from safecache.patching.hook import verifier
 from safecache.signing import keyring
@@ -53,10 +54,19 @@ def quack_dir(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
     needs="cutlass",
 )
 def quack_lock(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    """FileLock.__enter__ of quack.cache.jit, which precedes the search for an object: quarantines an unattested one."""
+    """FileLock.__enter__ of quack.cache.jit, which precedes the search for an object: quarantines an unattested one.
+
+    Raises EntryRefusedError for that in strict mode, and MissError where SAFECACHE_STRICT=misses=1 forbids a compile.
+    """
     entered = wrapped(*args, **kwargs)
     path = _object_of(instance)
-    cute_dsl.settle_object(path, _key_of(path))
+    instance._safecache_before = cute_dsl.identity(path)
+    try:
+        if not cute_dsl.settle_object(path, _key_of(path)) and instance.exclusive:
+            kept_code.forbid_miss(f"the object {path}")
+    except BaseException:
+        instance.__exit__()
+        raise
     instance._safecache_before = cute_dsl.identity(path)
     return entered
 

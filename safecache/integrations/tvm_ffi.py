@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from safecache import compiles, loads
@@ -16,7 +17,6 @@ from safecache.tiers import directory_faults
 __all__ = ["build_library", "build_ninja", "load_module", "lock", "unlock", "write_source"]
 
 _VARIABLE = "TVM_FFI_CACHE_DIR"
-_LOCK = "_safecache_lock"
 _SOURCE = "https://github.com/apache/tvm-ffi/blob/v0.1.15/python/tvm_ffi"
 _WAIT = "tvm_ffi waits for ever, in silence, for a build lock that a stopped process holds or that cannot be opened."
 _FLAGS = "*extra_cflags=, *extra_cuda_cflags=, *extra_ldflags=, *extra_include_paths=, *build_directory="
@@ -82,11 +82,7 @@ def lock(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> 
             raise PermissionError(errno.EACCES, against, path)
         lock_guards.wait(path, -1.0, attempt)
 
-    guarded = lock_guards.guarded_lock(path, take, instance.release)
-    if guarded is None:
-        return wrapped(*args, **kwargs)
-    setattr(instance, _LOCK, guarded)
-    return instance
+    return instance if lock_guards.guard(instance, path, take, instance.release) else wrapped(*args, **kwargs)
 
 
 @hook(
@@ -96,8 +92,7 @@ def lock(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> 
 )
 def unlock(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
     """FileLock.__exit__, also of a lock that was not taken."""
-    guarded = vars(instance).pop(_LOCK, None)
-    return wrapped(*args, **kwargs) if guarded is None or guarded.held else None
+    return lock_guards.release(instance, partial(wrapped, *args, **kwargs))
 
 
 @verifier(

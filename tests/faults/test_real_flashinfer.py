@@ -106,14 +106,16 @@ def test_object_that_does_not_verify_is_compiled_anew(run, tmp_path, how, reason
 
 
 def test_object_that_was_compiled_elsewhere_is_not_compiled_again(run, tmp_path):
+    elsewhere = {"FLASHINFER_WORKSPACE_BASE": str(tmp_path / "elsewhere"), "SAFECACHE_STRICT": "1,misses=1"}
+    with pytest.raises(AssertionError, match="MissError: safecache: no cache has the object "):
+        run(**elsewhere)
     run()
-    elsewhere = {"FLASHINFER_WORKSPACE_BASE": str(tmp_path / "elsewhere")}
     for _ in range(2):
         compiles, stats, errors = run(**elsewhere)
         assert compiles == 0 and "safecache:" not in errors, (stats, errors)
     assert run("stock", **elsewhere)[0] == 0
     (tmp_path / "kernel.py").write_text(KERNEL + "# changed\n")
-    assert run(**elsewhere)[0] == 1, "what was kept is of other sources"
+    assert run(**elsewhere | {"SAFECACHE_STRICT": "0"})[0] == 1, "what was kept is of other sources"
 
 
 def test_workspace_where_others_can_write_is_left_alone(run, tmp_path):

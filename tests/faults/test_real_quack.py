@@ -87,8 +87,10 @@ def test_kernel_is_compiled_once_and_verified(run, tmp_path, where):
 
 @pytest.mark.parametrize("where", ["here", "pool"])
 def test_kernel_that_was_compiled_elsewhere_is_not_compiled_again(run, tmp_path, where):
+    elsewhere = {"QUACK_CACHE_DIR": str(tmp_path / "elsewhere"), "SAFECACHE_STRICT": "1,misses=1"}
+    with pytest.raises(AssertionError, match="MissError: safecache: no cache has the object "):
+        run("here", **elsewhere)
     run("here")
-    elsewhere = {"QUACK_CACHE_DIR": str(tmp_path / "elsewhere")}
     hit, stats, errors = run(where, **elsewhere)
     assert hit and "safecache:" not in errors, (stats, errors)
     (copy,) = (tmp_path / "cache").glob("??/c*.o")

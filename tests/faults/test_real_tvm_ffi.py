@@ -201,6 +201,7 @@ def adopt(place):
 def test_what_stock_built_is_adopted(place, adopt):
     place.run("files", "stock")
     assert adopt() == {"sealed": 3, "already_sealed": 0, "skipped": []}
+    assert place.kept.read_bytes() == (place.built / "probe.so").read_bytes()
     answer, ninjas, _, errors = place.run("files")
     assert (answer, ninjas) == (41, 0) and "safecache:" not in errors, errors
     assert adopt() == {"sealed": 0, "already_sealed": 3, "skipped": []}
@@ -228,6 +229,13 @@ def test_what_ninja_would_build_again_or_others_could_have_written_is_not_adopte
     (place.built / "cpp_1.o").chmod(0o666)
     skipped = dict(adopt()["skipped"])
     assert set(skipped) == {str(place.built / name) for name in ("cpp_0.o", "cpp_1.o", "probe.so")}
+
+
+def test_library_is_not_adopted_without_its_objects(place, adopt):
+    place.run("files", "stock")
+    (place.built / "cpp_1.o").chmod(0o666)
+    skipped = dict(adopt()["skipped"])
+    assert set(skipped) == {str(place.built / name) for name in ("cpp_1.o", "probe.so")}
 
 
 def test_library_that_nobody_built_is_not_loaded(place):

@@ -11,5 +11,8 @@ class JitSpecCuteDsl:
     def load(self):
         return torch.called("load")
 
+    def build(self):
+        return torch.called("build")
+
     def _export(self):
         return torch.called("_export")
