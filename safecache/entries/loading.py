@@ -20,7 +20,7 @@ from safecache.reporting.kinds import ENTRIES, Count, Kind, Reason
 from safecache.reporting.report import Refusal
 from safecache.signing import trust
 from safecache.store import bundles, entry_files
-from safecache.tiers import fallback, layers, levels
+from safecache.tiers import fallback, levels
 
 __all__ = [
     "RemoteCache",
@@ -73,7 +73,7 @@ def _local(source: Source) -> Iterator[tuple[Any, bytes, bool]]:
     tried: set[str] = set()
     seen: set[str] = set()
     yield from _candidates(source, ref.directory, ref.root, tried, seen)
-    for directory, layer in layers.iter_lower_paths(ref.directory, ref.root):
+    for directory, layer in fallback.iter_lower_paths(ref.directory, ref.root):
         root = layer if layer == levels.counterpart(ref.root) else ""
         # That a cache with a fallback directory cannot be listed has been reported already.
         if layer != fallback.original(ref.root) or os.access(directory, os.R_OK | os.X_OK, effective_ids=True):

@@ -19,20 +19,26 @@ __all__ = [
     "Search",
     "active_candidates",
     "add_wait",
+    "are_workers_postponed",
     "bypass",
     "compile_seconds",
     "is_under_way",
     "last_compile_seconds",
     "offer",
     "pass_over",
+    "postpone_workers",
     "record_bypass_reason",
     "refuse",
     "set_lookup_key",
+    "start_workers",
     "track_lookup",
 ]
 
 # By key: torch looks a graph up again that an AOTAutograd entry refers to, when what was refused has been moved away.
 _refused: Part[dict[tuple[Kind, str], tuple[Reason, str]]] = Part(dict, inherit)
+
+# What starts them, in a list while that is postponed.
+_postponed: Part[list[Callable[[], None]]] = Part(list, inherit)
 
 
 class Search:
@@ -305,3 +311,20 @@ def pass_over(kind: Kind) -> None:
     search = _innermost(kind)
     if search is not None:
         search.pass_over()
+
+
+def postpone_workers(begin: Callable[[], None]) -> None:
+    """Call ``begin``, which starts the workers, once they are needed."""
+    _postponed.now[:] = [begin]
+
+
+def are_workers_postponed() -> bool:
+    """Whether they are to be started later."""
+    return bool(_postponed.now)
+
+
+def start_workers() -> None:
+    """They are needed now. Does nothing unless they were postponed."""
+    postponed = _postponed.now
+    while postponed:
+        postponed.pop()()

@@ -24,7 +24,7 @@ from safecache.places.refs import Ref
 from safecache.reporting.kinds import LOOKED_UP, Kind, Reason
 from safecache.settings import timestamps
 from safecache.store import entry_files
-from safecache.tiers import layers, levels
+from safecache.tiers import fallback, levels
 
 __all__ = [
     "Component",
@@ -178,7 +178,7 @@ def every(root: str, kind: Kind | None = None) -> list[KeyRecord]:
     """
     own = ours.metadata_path(root, ours.KEYS)
     shared = levels.counterpart(own)
-    tops = [own, *(below for below, _ in layers.iter_lower_paths(own, root) if below == shared)]
+    tops = [own, *(below for below, _ in fallback.iter_lower_paths(own, root) if below == shared)]
     above = [os.path.join(top, each.word) for top in tops for each in (LOOKED_UP if kind is None else (kind,))]
     places = [os.path.join(directory, folder) for directory in above for folder in names_in(directory)]
     paths = [os.path.join(place, name) for place in places for name in _listed(place)]
@@ -211,7 +211,7 @@ def read(path: str) -> KeyRecord | None:
 
 def _places(ref: Ref, name: str) -> Iterable[str]:
     place = _place(ref.kind, name, ref.root)
-    return [place, *(below for below, _ in layers.iter_lower_paths(place, ref.root))]
+    return [place, *(below for below, _ in fallback.iter_lower_paths(place, ref.root))]
 
 
 def _place(kind: Kind, name: str, root: str) -> str:

@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 
 from safecache import compiles
-from safecache.entries import workers
+from safecache.entries import searches
 from safecache.files import filesystem, folders, holders
 from safecache.places import ours
 from safecache.places.refs import Ref
@@ -239,7 +239,7 @@ def _enter(this: _Scope, ref: Ref, before: Callable[[], float]) -> Flight | None
 def _let_others_begin(lease: Lease, kind: Kind) -> None:
     """For some time, if this process would have to start its workers for what one that has them comes to as well."""
     state = _state.now
-    if kind in ENTRIES and state.has_been_left_one and not state.nobody_came and workers.are_postponed():
+    if kind in ENTRIES and state.has_been_left_one and not state.nobody_came and searches.are_workers_postponed():
         began = time.monotonic()
         while not lease.read() and not state.nobody_came:
             time.sleep(_PAUSES[1] / 2)

@@ -8,7 +8,7 @@ from importlib.machinery import PathFinder
 from typing import Any
 
 from safecache import compiles
-from safecache.entries import workers
+from safecache.entries import searches
 from safecache.patching.hook import hook
 from safecache.settings import config
 
@@ -27,7 +27,7 @@ def wakeup(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -
     if pool.cache_info().currsize or not _are_looked_up():
         wrapped(*args, **kwargs)
     else:
-        workers.postpone(lambda: wrapped(*args, **kwargs))
+        searches.postpone_workers(lambda: wrapped(*args, **kwargs))
 
 
 @hook(
@@ -37,10 +37,10 @@ def wakeup(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -
 )
 def use_process_pool(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> bool:
     """AsyncCompile.use_process_pool, which starts it: not for a kernel that was found."""
-    if workers.are_postponed():
+    if searches.are_workers_postponed():
         if compiles.current.has_kernel:
             return False
-        workers.start()
+        searches.start_workers()
     is_ready: bool = wrapped(*args, **kwargs)
     return is_ready
 
@@ -55,7 +55,7 @@ def triton(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -
 
     def load(kernel_name: str, source_code: str, *rest: Any, **named: Any) -> Any:
         kernels = sys.modules["torch._inductor.async_compile"].CompiledTritonKernels
-        if not workers.are_postponed() or kernels.get(source_code) is None:
+        if not searches.are_workers_postponed() or kernels.get(source_code) is None:
             return wrapped(*args, **kwargs)
         with compiles.scope(has_kernel=True):
             return wrapped(*args, **kwargs)

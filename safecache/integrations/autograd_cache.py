@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from safecache import compiles
-from safecache.entries import artifacts, saving, searches, workers
+from safecache.entries import artifacts, saving, searches
 from safecache.entries.searches import Search
 from safecache.integrations import compile_scopes, installation
 from safecache.patching.hook import hook, verifier
@@ -117,7 +117,7 @@ def _end(search: Search, result: Any, given: Any, dropped: tuple[Reason, str] | 
         search.hit()
         return
     if not plugs.single_flight.is_compiled_elsewhere():
-        workers.start()
+        searches.start_workers()
     key = getattr(getattr(configuration, "cache_info", None), "cache_key", None)
     tell(Compiling(Ref(Kind.AOT_ENTRY, key or ""), compiles.current.graph, graph_names.of_lookup))
     if key is None:

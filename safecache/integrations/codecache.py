@@ -10,7 +10,7 @@ from typing import Any
 
 from safecache import compiles, loads
 from safecache.code import exec_directory, lock_guards
-from safecache.entries import artifacts, loading, saving, searches, workers
+from safecache.entries import artifacts, loading, saving, searches
 from safecache.integrations import compile_scopes, installation
 from safecache.patching.hook import hook, verifier
 from safecache.places.layout import CodeFile
@@ -296,7 +296,7 @@ def fx_codegen_and_compile(wrapped: Callable[..., Any], instance: Any, args: Any
     if setting:
         name = partial(graph_names.of_graph, is_backward=bool(kwargs.get("is_backward")))
         searches.bypass(Kind.FX_ENTRY, name, Reason.DISABLED, setting)
-    workers.start()
+    searches.start_workers()
     return wrapped(*args, **kwargs)
 
 

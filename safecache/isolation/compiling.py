@@ -26,7 +26,7 @@ from safecache.ports import KernelRequest
 from safecache.reporting import events
 from safecache.reporting.kinds import Count, Kind, Reason
 from safecache.store import entry_files
-from safecache.tiers import layers
+from safecache.tiers import fallback
 
 __all__ = [
     "Ahead",
@@ -351,7 +351,7 @@ def ahead(
     if not directory:
         return None
     root = os.path.dirname(directory)
-    places = [directory, *(place for place, _ in layers.iter_lower_paths(directory, root))]
+    places = [directory, *(place for place, _ in fallback.iter_lower_paths(directory, root))]
     if any(name.startswith(LIST) for place in places for name in _names_in(place)):
         return None  # whoever stored the group has parsed the file
     return Ahead(Request(source, backend, parsed, key, "", root, limits()), variables, directory, manager)

@@ -16,7 +16,7 @@ from safecache.reporting.kinds import Kind, Reason, Travel
 from safecache.reporting.report import Refusal
 from safecache.settings import config
 from safecache.store import entry_files, gate, manifests
-from safecache.tiers import fallback, layers, levels
+from safecache.tiers import fallback, levels
 from safecache.tiers.directory_faults import Unreadable
 
 __all__ = ["REMEDY", "caches_below", "candidates", "propagate_file", "send_content"]
@@ -42,7 +42,7 @@ def candidates(ref: Ref) -> Iterator[Bundle]:
 
 def caches_below(ref: Ref) -> Iterator[str]:
     """The caches below that of this ref, the nearest first; of each layer all in which Triton's keys may lie."""
-    for _, root in layers.iter_lower_paths(ref.root, ref.root):
+    for _, root in fallback.iter_lower_paths(ref.root, ref.root):
         if ref.kind is Kind.KERNEL and root != levels.counterpart(ref.root):
             try:
                 yield from layout.triton_caches(root)
@@ -146,7 +146,7 @@ def send_content(
             entry_files.publish(manifests.record_path(target), record, root)
         entry_files.publish(target.path, content, root, mode)
     except OSError as error:
-        layers.fail(level.shared, error, reading=False)
+        fallback.fail_shared(level.shared, error, reading=False)
         return False
     return True
 

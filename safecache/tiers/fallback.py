@@ -1,9 +1,13 @@
-"""The compile goes on if its cache directory cannot be used: in a fallback directory, until the first one works."""
+"""The compile goes on if its cache directory cannot be used: in a fallback directory, until the first one works.
+
+What a cache lacks is looked for below it: in the shared level below a local one, or the cache directory that a fallback
+directory replaces; then in the directories of SAFECACHE_TIERS, which are never written.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 from safecache.errors import SafecacheError
@@ -21,11 +25,16 @@ __all__ = [
     "counterpart",
     "end",
     "ensure_cache_directory",
+    "fail_shared",
+    "iter_lower_paths",
     "leave_to_parent",
     "moved",
     "original",
     "replaced",
 ]
+
+
+_LATER = "Look after it; it is tried again after a minute."
 
 
 class _State:
@@ -279,3 +288,41 @@ def leave_to_parent() -> None:
     """Suppress this module's warnings in this process, one of many workers, whose parent uses the same directory."""
     global _parent_tells
     _parent_tells = True
+
+
+def iter_lower_paths(path: str, root: str) -> Iterator[tuple[str, str]]:
+    """The paths, in the tiers below the cache ``root``, that correspond to ``path``, nearest first, each with its tier.
+
+    Such a file need not exist, and is not verified. Raises CacheWriteError in strict mode if the shared level cannot be
+    used, EntryRefusedError if others can write to it.
+    """
+    level, original, named = levels.find(root), counterpart(root), config.current().layers
+    if level is not None and _is_there(level.shared):
+        yield level.counterpart(path), level.counterpart(root)
+    for layer in named if original is None else (original, *named):
+        if layer != root:
+            yield os.path.join(layer, os.path.relpath(path, root)), layer
+
+
+def _is_there(shared: str) -> bool:
+    """Whether the shared level can be read: asked each time, as it can come and go, or be made only later."""
+    if levels.is_left_alone(shared, reading=True):
+        return False
+    if not os.access(os.path.join(shared, os.curdir), os.R_OK | os.X_OK, effective_ids=True):
+        try:
+            os.listdir(shared)  # raises the reason
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            fail_shared(shared, error, reading=True)
+            return False
+    directory_faults.check(shared)
+    return True
+
+
+def fail_shared(shared: str, error: OSError, *, reading: bool) -> None:
+    """Report once that the shared level has failed, and leave it alone for 60 s. Strict mode raises CacheWriteError."""
+    levels.leave_alone(shared, reading=reading)
+    done = "looked into" if reading else "written"
+    text = f"the shared cache {shared} cannot be {done} for now: {error.strerror or error}. The local one serves on."
+    events.report(Reason.UNUSABLE_DIRECTORY, text, cause=shared, remedy=_LATER, error=error)

@@ -64,7 +64,7 @@ if sys.argv[1:] == ["late"]:
 import safecache
 from scenes import model_scenes
 result = model_scenes.compile_model()
-child = [sys.executable, "-c", "import safecache.tiers.layers, os; print(*safecache.tiers.layers.iter_lower_paths(os.environ['TORCHINDUCTOR_CACHE_DIR'] + '/x', os.environ['TORCHINDUCTOR_CACHE_DIR']))"]
+child = [sys.executable, "-c", "import safecache.tiers.fallback, os; print(*safecache.tiers.fallback.iter_lower_paths(os.environ['TORCHINDUCTOR_CACHE_DIR'] + '/x', os.environ['TORCHINDUCTOR_CACHE_DIR']))"]
 import subprocess
 said = subprocess.run(child, capture_output=True, text=True, check=True).stdout
 print(json.dumps(dict(result=result, warnings=warnings, where=os.environ["TORCHINDUCTOR_CACHE_DIR"], child=said)))

@@ -19,7 +19,7 @@ pytestmark = [
 START, END = "/where-it-starts", "/where-it-ends"
 COMMON = """
 import json, os, pickle, sys
-from safecache.settings import config; from safecache.code import library_builds, triton_files; from safecache.store import gate; from safecache.tiers import layers, fallback; from safecache.entries import loading, saving; from safecache.store import directories; from safecache.store import entry_files
+from safecache.settings import config; from safecache.code import library_builds, triton_files; from safecache.store import gate; from safecache.tiers import fallback; from safecache.entries import loading, saving; from safecache.store import directories; from safecache.store import entry_files
 from safecache.places.layout import CodeFile
 from safecache.places.refs import Ref
 from safecache.reporting.kinds import Kind

@@ -17,7 +17,7 @@ import pytest
 from conftest import needs_root
 
 from safecache import compiles
-from safecache.entries import workers
+from safecache.entries import searches
 from safecache.files import holders
 from safecache.flights import scopes
 from safecache.history import journal, run_summary
@@ -94,7 +94,7 @@ def test_second_waits_until_the_first_has_ended_and_looks_again(root, flyer, com
 @pytest.fixture
 def left_one(root, flyer, compiling, monkeypatch):
     """This process has found a graph that another one compiled, and has started no compile workers."""
-    monkeypatch.setattr(workers._postponed, "now", [lambda: None])
+    monkeypatch.setattr(searches._postponed, "now", [lambda: None])
     other = flyer(root, "FX_ENTRY", KEY)
     assert other.says() == "holds"
     threading.Timer(0.5, other.go_on).start()

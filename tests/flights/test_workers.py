@@ -9,7 +9,7 @@ import shutil
 from helpers.together import said
 
 from flights.crowd import Crowd
-from safecache.entries import workers
+from safecache.entries import searches
 from safecache.flights import scopes
 from safecache.places.refs import Ref
 from safecache.reporting.kinds import Kind
@@ -84,8 +84,8 @@ def test_packages_and_switched_off_caches_have_them_at_once(home):
 
 def test_they_are_started_once():
     count: list[int] = []
-    workers.postpone(lambda: count.append(1))
-    assert workers.are_postponed()
+    searches.postpone_workers(lambda: count.append(1))
+    assert searches.are_workers_postponed()
     for _ in range(2):
-        workers.start()
-    assert count == [1] and not workers.are_postponed()
+        searches.start_workers()
+    assert count == [1] and not searches.are_workers_postponed()

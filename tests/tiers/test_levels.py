@@ -20,7 +20,7 @@ from safecache.reporting import events, waits
 from safecache.reporting.kinds import Kind
 from safecache.settings import config
 from safecache.store import bundles, directories, entry_files, gate, manifests
-from safecache.tiers import fallback, layers, levels
+from safecache.tiers import fallback, levels
 from safecache.upkeep import limits
 
 
@@ -50,7 +50,7 @@ def test_process_that_was_started_knows_the_levels_before_it_asks_for_the_cache(
 
 
 def test_child_takes_the_local_level_for_no_stand_in(shared, local):
-    code = "import sys; from safecache.tiers import layers, fallback; print(fallback.original(sys.argv[1]), *layers.iter_lower_paths(*sys.argv[1:]))"
+    code = "import sys; from safecache.tiers import fallback; print(fallback.original(sys.argv[1]), *fallback.iter_lower_paths(*sys.argv[1:]))"
     done = python(code, env={"SAFECACHE_LOCAL": config.current().local}, arguments=(f"{local}", local))
     assert done.stdout.split("\n")[0] == f"None {(str(shared), str(shared))}", done
 
@@ -78,15 +78,15 @@ def test_local_level_has_none_itself(shared, local):
 
 def test_shared_level_is_the_first_layer_and_only_of_what_lies_in_the_local_one(shared, local, settings):
     settings(SAFECACHE_LOCAL=os.path.dirname(os.path.dirname(local)), SAFECACHE_LOWER="/image")
-    found = list(layers.iter_lower_paths(f"{local}/ab/c.so", local))
+    found = list(fallback.iter_lower_paths(f"{local}/ab/c.so", local))
     assert found == [(f"{shared}/ab/c.so", str(shared)), ("/image/ab/c.so", "/image")]
-    assert list(layers.iter_lower_paths("/triton/KEY", "/triton")) == [("/image/KEY", "/image")], (
+    assert list(fallback.iter_lower_paths("/triton/KEY", "/triton")) == [("/image/KEY", "/image")], (
         "TRITON_CACHE_DIR, explicitly"
     )
 
 
 def test_kernels_in_the_local_level_are_in_the_shared_one_at_their_place(shared, local):
-    found = list(layers.iter_lower_paths(f"{local}/triton/0/KEY", f"{local}/triton/0"))
+    found = list(fallback.iter_lower_paths(f"{local}/triton/0/KEY", f"{local}/triton/0"))
     assert found == [(f"{shared}/triton/0/KEY", f"{shared}/triton/0")]
 
 
@@ -166,7 +166,7 @@ def test_shared_level_that_takes_nothing_is_said_once_and_left_alone_for_a_minut
     for _ in range(3):
         assert not directories.send_content(CodeFile(f"{local}/c.py", kind=Kind.SOURCE), b"source")
     assert len(opened) == 1 and len(caplog.records) == 1 and os.strerror(error) in caplog.text
-    assert list(layers.iter_lower_paths(f"{local}/c.py", local)), "it is read"
+    assert list(fallback.iter_lower_paths(f"{local}/c.py", local)), "it is read"
     assert config.cache_directory() == local, "no fault of the local one"
     later = waits.time.monotonic() + 61
     monkeypatch.setattr(waits.time, "monotonic", lambda: later)
@@ -190,20 +190,20 @@ def test_shared_level_that_cannot_be_looked_into_is_said_once_and_left_alone(sha
         looks.append(path)
         raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), path)
 
-    monkeypatch.setattr(layers.os, "access", lambda *rest, **named: False)
-    monkeypatch.setattr(layers.os, "listdir", fail)
+    monkeypatch.setattr(fallback.os, "access", lambda *rest, **named: False)
+    monkeypatch.setattr(fallback.os, "listdir", fail)
     for _ in range(3):
-        assert list(layers.iter_lower_paths(f"{local}/c.py", local)) == []
+        assert list(fallback.iter_lower_paths(f"{local}/c.py", local)) == []
     assert not directories.send_content(CodeFile(f"{local}/c.py", kind=Kind.SOURCE), b"source"), "nor is it written"
     assert len(looks) == 1 and len(caplog.records) == 1 and events.counters() == {"unusable directory": 1}
 
 
 def test_shared_level_that_is_not_there_yet_is_looked_for_again_and_made(shared, local, caplog):
     shared.rmdir()
-    assert list(layers.iter_lower_paths(f"{local}/c.py", local)) == []
+    assert list(fallback.iter_lower_paths(f"{local}/c.py", local)) == []
     assert directories.send_content(CodeFile(f"{local}/c.py", kind=Kind.SOURCE), b"source")
     assert (
-        list(layers.iter_lower_paths(f"{local}/c.py", local)) == [(f"{shared}/c.py", str(shared))]
+        list(fallback.iter_lower_paths(f"{local}/c.py", local)) == [(f"{shared}/c.py", str(shared))]
         and not caplog.records
     )
 
