@@ -21,7 +21,6 @@ import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from types import MappingProxyType
 from typing import Any
 
@@ -37,7 +36,7 @@ from safecache.reporting.kinds import Count, Kind, Reason
 from safecache.reporting.report import Refusal
 from safecache.session import Part, inherit
 from safecache.settings import config
-from safecache.signing import trust
+from safecache.signing import provenance, trust
 from safecache.store import attestations, entry_files, gate, manifests
 from safecache.tiers.directory_faults import Immovable, Unreadable
 
@@ -157,11 +156,14 @@ class Build:
         def objection(stated: Mapping[str, Any]) -> Refusal | None:
             return None if self._is_of_now(step, stated.get("inputs")) else _OUTDATED
 
+        began = time.time_ns()
         found = kept_code.fetch(self._kept_ref(step), objection)
         if found is None:
             return False
         content, stated = found
-        self._write_record(step, {"inputs": stated["inputs"]}, hashlib.sha256(content).digest())
+        # Elsewhere the same headers are other files.
+        inputs = stated["inputs"] | {"moment": began, "stamp": self._stamp(step, self._headers[step.output], began)}
+        self._write_record(step, {"inputs": inputs}, hashlib.sha256(content).digest())
         entry_files.publish(self._path(step.output), content, self._directory, 0o777)
         return self._is_sealed(step)
 
@@ -332,9 +334,9 @@ class Build:
         lines, read = list[str](), set(step.sources)
         try:
             for name, path in headers.items():
-                device, inode, size, changed = filesystem.identity(os.stat(os.path.join(self._directory, path)))
-                if moment - changed > _SETTLED:
-                    lines.append(f"{name} {device} {inode} {size} {changed}")
+                identity = filesystem.identity(os.stat(path if path.startswith(os.sep) else self._path(path)))
+                if moment - identity[-1] > _SETTLED:
+                    lines.append(f"{name} {identity}")
                 else:
                     read.add(path)
         except OSError:
@@ -397,12 +399,14 @@ class Build:
     def _unpacked(self, packed: object) -> dict[str, str] | None:
         """The paths of headers, by the names that their record has for them; None if they cannot be read."""
         try:
-            names = os.fsdecode(zlib.decompress(base64.b64decode(str(packed), validate=True))).splitlines()
+            names = "\n" + os.fsdecode(zlib.decompress(base64.b64decode(str(packed), validate=True)))
         except (ValueError, zlib.error):
             return None
-        directories = {name: directory for directory, name in self._anchors.items()}
-        parts = {name: name.partition("/") for name in names}
-        return {name: f"{directories.get(top, top)}{slash}{rest}" for name, (top, slash, rest) in parts.items()}
+        paths = names
+        # All of them at once: this is half of what a warm start takes for CUDA's.
+        for directory, name in self._anchors.items():
+            paths = paths.replace(f"\n{name}/", f"\n{directory}/")
+        return {name: path for name, path in zip(names.split("\n"), paths.split("\n"), strict=True) if name}
 
 
 @contextmanager
@@ -460,16 +464,9 @@ def plan(path: str, text: str) -> Build:
     if os.path.basename(modules) == "cached_ops":  # FlashInfer's, beside which its generated sources are
         anchors[os.path.dirname(modules)] = "$workspace"
     # No compiler reports the headers of these packages, which FlashInfer has it search as a system's.
-    also = [f"{name} {_version(name)}" for name in ("torch", "flashinfer-python", "apache-tvm-ffi")]
+    also = [f"{name} {provenance.installed(name)}" for name in ("torch", "flashinfer-python", "apache-tvm-ffi")]
     tools = ninja_files.find_compilers(text)
     return Build(directory, text, also="\n".join([sys.version, *also]), tools=tools, anchors=anchors)
-
-
-def _version(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return ""
 
 
 def _packed(names: Iterable[str]) -> str:

@@ -133,6 +133,7 @@ def _versions() -> dict[str, str]:
     }
 
 
+@functools.cache
 def installed(name: str) -> str:
     """The installed version of a distribution; "" if there is none."""
     try:
