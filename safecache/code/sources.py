@@ -111,18 +111,19 @@ def admit(path: str, key: str, name_of: Callable[[str], str]) -> str:
     return gate.private_path(CodeFile(path, kind=Kind.SOURCE), content)
 
 
-def settle_side_file(path: str, root: str, kind: Kind = Kind.NATIVE_CODE) -> bool:
+def settle_side_file(path: str, root: str, kind: Kind = Kind.NATIVE_CODE, name: str = "") -> bool:
     """Whether a file attested in the cache ``root`` lies at ``path``; any other file was quarantined.
 
-    Raises EntryRefusedError in strict mode, and Immovable if the file cannot be quarantined.
+    ``name``: as in CodeFile. Raises EntryRefusedError in strict mode, and Immovable if the file cannot be quarantined.
     """
     if not os.path.lexists(path):
         return False
+    file = CodeFile(path, root, kind, name)
     try:
-        return gate.quarantine_unattested(CodeFile(path, root, kind))
+        return gate.quarantine_unattested(file)
     except directory_faults.Unreadable as error:
         refusal = Refusal(Reason.UNREADABLE, error.evidence)
-        return gate.accept_or_quarantine(CodeFile(path, root, kind), lambda: refusal)
+        return gate.accept_or_quarantine(file, lambda: refusal)
 
 
 def admit_side_file(path: str, root: str, kind: Kind = Kind.NATIVE_CODE) -> str | None:

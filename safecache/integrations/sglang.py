@@ -1,14 +1,42 @@
-"""SGLang's own: a table beside its artifacts, as vLLM has it."""
+"""SGLang's own: a table beside its artifacts, as vLLM has it; its libraries, and its objects of CuTe DSL."""
 
 from __future__ import annotations
 
+import os
+import shutil
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-from safecache.integrations import vllm
+from safecache.code import exec_directory, extension_builds, sources
+from safecache.files import opening, ownership
+from safecache.integrations import cute_dsl, vllm
 from safecache.patching.hook import BUILTIN_OPEN, verifier
+from safecache.places.layout import CodeFile
+from safecache.reporting import events
+from safecache.reporting.kinds import Reason
+from safecache.settings import config
+from safecache.store import attestations, gate
+from safecache.tiers import directory_faults
+from safecache.tiers.directory_faults import Immovable
 
-__all__ = ["open_file"]
+__all__ = [
+    "build_directory",
+    "build_library",
+    "export_object",
+    "find_library",
+    "init_objects",
+    "load_library",
+    "load_object",
+    "open_file",
+    "publish_library",
+]
+
+_SOURCE = "https://github.com/sgl-project/sglang/blob/v0.5.23/python/sglang/kernels/jit"
+_COMPILE = "sglang.kernels.jit.utils.compile"
+_OBJECTS = "sglang.kernels.jit.cute_aot_cache:JITPersistentCache"
+_VARIABLE = "SGLANG_JIT_CACHE_DIR"
 
 
 @verifier(
@@ -20,3 +48,176 @@ __all__ = ["open_file"]
 def open_file(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
     """open, as the backend knows it: its table of artifacts is verified, and a full disk does not end the engine."""
     return vllm.open_file(wrapped, instance, args, kwargs)
+
+
+@verifier(
+    f"{_COMPILE}.cache:build_key_dir(*module_name, *build_key)",
+    why="SGLang builds in its cache directory without asking who else can write there, and ends if nobody can.",
+    issue=f"{_SOURCE}/utils/compile/cache.py#L322",
+)
+def build_directory(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Path:
+    """build_key_dir, or a private directory if nothing can be built there and no library there is attested.
+
+    Raises CacheWriteError in strict mode in place of a private build.
+    """
+
+    def choose(*, module_name: str, build_key: str) -> Path:
+        directory: Path = wrapped(module_name=module_name, build_key=build_key)
+        why = _objection(str(directory))
+        find = sys.modules[f"{_COMPILE}.cache"].find_prebuilt
+        if why is None or find(scope=directory, module_name=module_name) is not None:
+            return directory
+        private = os.path.join(extension_builds.make_private_directory(module_name), directory.name)
+        error = PermissionError(why)
+        extension_builds.report_private_build(module_name, str(directory), private, why, _VARIABLE, error)
+        return Path(private)
+
+    return choose(*args, **kwargs)
+
+
+def _objection(directory: str) -> str | None:
+    """Say why no library can be built in ``directory``; None if one can."""
+    why = directory_faults.objection(directory)
+    if why is None and not config.current().shared and ownership.why_not_private(directory) is not None:
+        # Only now, since it may have to ask a server.
+        exposed = ownership.why_not_private(directory, group=ownership.own_group())
+        why = exposed and f"others can write there: {exposed}"
+    return why
+
+
+def _file_of(library: Any) -> CodeFile:
+    """Name the library after both of SGLang's keys: its directory, and the one above, state all that it is built of."""
+    path = os.path.abspath(library)
+    root = os.path.dirname(os.path.dirname(path))
+    return CodeFile(path, root, name=os.path.relpath(path, os.path.dirname(root)))
+
+
+@verifier(
+    f"{_COMPILE}.cache:find_prebuilt(*scope, *module_name)",
+    why="SGLang takes whatever library lies beside a list of dependencies whose hash is the directory's name.",
+    issue=f"{_SOURCE}/utils/compile/cache.py#L369",
+)
+def find_library(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Path | None:
+    """find_prebuilt: a library that nothing attests is quarantined, and the next one looked for.
+
+    Raises EntryRefusedError for one in strict mode.
+    """
+    while True:
+        found: Path | None = wrapped(*args, **kwargs)
+        if found is None:
+            return None
+        file = _file_of(found)
+        try:
+            if sources.settle_side_file(file.path, file.root, name=file.name):
+                return found
+        except Immovable as error:
+            if _objection(file.root) is None:  # else it is built in a private directory, which is reported
+                message = f"{file.path}: {error.evidence}."
+                remedy = "Each start builds it anew; remove it."
+                events.report(Reason.UNUSABLE_DIRECTORY, message, cause=file.path, remedy=remedy, error=error)
+            return None
+
+
+@verifier(
+    f"{_COMPILE}.ninja:build(*spec, *build_dir, *build_file)",
+    why="SGLang keeps no digest of the library that it has just built.",
+    issue=f"{_SOURCE}/utils/compile/ninja.py#L138",
+)
+def build_library(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Path:
+    """ninja.build, in a new directory: what it has built there is attested within this process."""
+    library: Path = wrapped(*args, **kwargs)
+    path = _file_of(library).path
+    digest = opening.digest_regular(path, opening.check_regular, flags=os.O_NOFOLLOW)
+    attestations.attest_in_process(path, digest=digest)
+    return library
+
+
+@verifier(
+    f"{_COMPILE}.cache:_publish(*staging, *leaf)",
+    why="SGLang publishes a library without a digest, and keeps what lies in its place, even if that is of no use.",
+    issue=f"{_SOURCE}/utils/compile/cache.py#L528",
+)
+def publish_library(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Path:
+    """_publish, under SGLang's lock: attests the library, and removes what is left of a refused one."""
+
+    def publish(*, staging: Path, leaf: Path) -> Path:
+        (built,) = staging.glob("*.so")
+        file = _file_of(leaf / built.name)
+        if leaf.exists() and not gate.is_attested(file):
+            shutil.rmtree(leaf, ignore_errors=True)
+        if not leaf.exists():
+            gate.attest_file(file, made_at=str(built))
+        published: Path = wrapped(staging=staging, leaf=leaf)
+        return published
+
+    return publish(*args, **kwargs)
+
+
+@verifier(
+    f"{_COMPILE}.loader:_load(library)",
+    why="SGLang has TVM FFI dlopen a library from its cache, and another process can replace it after any check.",
+    issue=f"{_SOURCE}/utils/compile/loader.py#L270",
+)
+def load_library(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    """_load: verifies the library. Raises EntryRefusedError, in default mode too; SGLang builds it anew then."""
+
+    def load(library: Path) -> Any:
+        return wrapped(Path(exec_directory.load_path(_file_of(library))))
+
+    return load(*args, **kwargs)
+
+
+@verifier(
+    f"{_OBJECTS}.__init__(self, cache_path, *enable_tvm_ffi=)",
+    why="SGLang takes CuTe DSL objects from its cache directory without asking who else can write there.",
+    issue=f"{_SOURCE}/cute_aot_cache.py#L240",
+)
+def init_objects(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> None:
+    """JITPersistentCache.__init__: its directory is one of this process alone if others can write there."""
+
+    def init(cache_path: Any, **named: Any) -> None:
+        wrapped(lambda: cute_dsl.reachable_path(cache_path() if callable(cache_path) else cache_path), **named)
+
+    init(*args, **kwargs)
+
+
+@verifier(
+    f"{_OBJECTS}._try_load_from_storage(self, key)",
+    why="SGLang loads whatever object lies under the key into the process, and notices only one that fails to load.",
+    issue=f"{_SOURCE}/cute_aot_cache.py#L276",
+)
+def load_object(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> bool:
+    """JITPersistentCache._try_load_from_storage: quarantines an unattested object, and has a kept one copied there."""
+
+    def load(key: Any) -> bool:
+        path = _object_of(instance, key)
+        cute_dsl.settle_object(path, _key_of(path))
+        return bool(wrapped(key))
+
+    return load(*args, **kwargs)
+
+
+@verifier(
+    f"{_OBJECTS}._try_export_to_storage(self, key, fn)",
+    why="SGLang publishes a compiled object without a digest, so no later process can verify it.",
+    issue=f"{_SOURCE}/cute_aot_cache.py#L337",
+)
+def export_object(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> None:
+    """JITPersistentCache._try_export_to_storage: attests the object if it was written."""
+
+    def export(key: Any, fn: Any) -> None:
+        path = _object_of(instance, key)
+        before = cute_dsl.identity(path)
+        wrapped(key, fn)
+        cute_dsl.attest_if_new(path, before, _key_of(path))
+
+    export(*args, **kwargs)
+
+
+def _object_of(cache: Any, key: Any) -> str:
+    return os.path.abspath(os.path.join(cache.cache_path, f"{cache._key_to_hash(key)}.o"))
+
+
+def _key_of(path: str) -> str:
+    """SGLang's names: the hash of its sources and versions, that of the cache, and the hash of the arguments."""
+    return "/".join(path.split(os.sep)[-3:])

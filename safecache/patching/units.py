@@ -203,8 +203,14 @@ UNITS = [
     ),
     Unit(
         "sglang",
-        {"sglang": ("sglang.srt.compilation.backend",)},
-        "SGLang's tables are evaluated unverified.",
+        {
+            "sglang": (
+                "sglang.srt.compilation.backend",
+                "sglang.kernels.jit.cute_aot_cache",
+                *(f"sglang.kernels.jit.utils.compile.{name}" for name in ("cache", "loader", "ninja")),
+            ),
+        },
+        "SGLang's tables, libraries and objects of CuTe DSL are used unverified.",
         needs=("inductor",),
     ),
 ]

@@ -1,0 +1,13 @@
+import torch
+
+
+def build_key_dir(*, module_name, build_key):
+    return torch.called("build_key_dir")
+
+
+def find_prebuilt(*, scope, module_name):
+    return torch.called("find_prebuilt")
+
+
+def _publish(*, staging, leaf):
+    return torch.called("_publish")
