@@ -22,7 +22,7 @@ from safecache.patching import sinks
 from safecache.patching.activation import list_hooks
 from safecache.patching.hook import TORCH_UNTIL, Hook
 
-PACKAGES = ("torch", "triton", "vllm", "sglang", "quack", "flashinfer", "tvm_ffi", "cutlass")
+PACKAGES = ("torch", "triton", "vllm", "sglang", "quack", "flashinfer", "tvm_ffi", "cutlass", "tilelang")
 # Of those that are called otherwise.
 _DISTRIBUTIONS = {
     "quack": "quack-kernels",

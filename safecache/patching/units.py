@@ -190,6 +190,16 @@ UNITS = [
         needs=("tvm_ffi",),
     ),
     Unit(
+        "tilelang",
+        {
+            "tilelang": (
+                *("tilelang.cache.kernel_cache", "tilelang.cache.binary_cache", "tilelang.autotuner.param"),
+                "tilelang.jit.adapter.cutedsl.adapter",
+            ),
+        },
+        "TileLang's kernels are loaded unverified, and functions in its cache unpickled.",
+    ),
+    Unit(
         "vllm",
         {
             "vllm": (

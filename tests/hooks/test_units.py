@@ -232,6 +232,7 @@ UNUSED = (
     "quack",
     "remote_caches",
     "sglang",
+    "tilelang",
     "tvm_ffi",
     "vllm",
 )
