@@ -146,13 +146,16 @@ class Build:
         return [*own, *(header for part in step.parts for header in self._headers[part].values())]
 
     def fetch(self) -> bool:
-        """Take its libraries from Inductor's cache, or a tier below that; returns whether all are attested then.
+        """Take missing libraries from Inductor's cache, or a tier below that; returns whether all are attested then.
 
         Raises OSError if one cannot be written, and the reason's error in strict mode.
         """
         return bool(self._steps) and all(self._is_sealed(step) or self._fetch(step) for step in self._targets)
 
     def _fetch(self, step: Step) -> bool:
+        if os.path.lexists(self._path(step.output)):
+            return False  # settle() has left it, so ninja may take it
+
         def objection(stated: Mapping[str, Any]) -> Refusal | None:
             return None if self._is_of_now(step, stated.get("inputs")) else _OUTDATED
 

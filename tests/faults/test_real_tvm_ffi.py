@@ -156,6 +156,15 @@ def test_kept_library_that_does_not_verify_is_built_again(place, fault):
     assert (answer, ninjas) == (41, 0) and "safecache:" not in errors, errors
 
 
+def test_observe_replaces_nothing_by_a_copy(place):
+    place.run("files")
+    shutil.rmtree(place.built / ".safecache")
+    before = {path.name: path.stat().st_ino for path in place.built.glob("*.?o")}
+    answer, _, _, errors = place.run("files", SAFECACHE="observe")
+    assert answer == 41 and "would refuse" in errors, errors
+    assert {path.name: path.stat().st_ino for path in place.built.glob("*.?o")} == before
+
+
 def test_what_is_to_be_built_is_an_error_where_misses_are(place):
     _, errors = place.start("files", SAFECACHE_STRICT="misses=1").communicate(timeout=200)
     assert "MissError: safecache: no cache has the library of " in errors and not [*place.cache.rglob("*.o")], errors
