@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from safecache.code import exec_directory, extension_builds, sources
-from safecache.files import opening, ownership
+from safecache.files import folders, opening, ownership
 from safecache.integrations import cute_dsl, vllm
 from safecache.patching.hook import BUILTIN_OPEN, verifier
 from safecache.places.layout import CodeFile
@@ -144,7 +144,8 @@ def publish_library(wrapped: Callable[..., Any], instance: Any, args: Any, kwarg
         (built,) = staging.glob("*.so")
         file = _file_of(leaf / built.name)
         if leaf.exists() and not gate.is_attested(file):
-            shutil.rmtree(leaf, ignore_errors=True)
+            with suppress(OSError), folders.open_subdirectory(str(leaf.parent)) as parent:
+                parent.remove(leaf.name)
         if not leaf.exists():
             gate.attest_file(file, made_at=str(built))
         published: Path = wrapped(staging=staging, leaf=leaf)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from safecache.files import opening, ownership, private_directory
+from safecache.files import folders, opening, ownership, private_directory
 from safecache.patching.hook import verifier
 from safecache.places.layout import CodeFile
 from safecache.reporting import events, report
@@ -101,7 +100,7 @@ def load_binary(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: A
         if _settle(path):
             return wrapped(key, compile_format)
         # TileLang publishes no other binary as long as there is a directory.
-        shutil.rmtree(os.path.dirname(path), ignore_errors=True)
+        _remove(os.path.dirname(path))
         return None
 
     return load(*args, **kwargs)
@@ -207,15 +206,21 @@ def _is_attested(directory: str) -> bool:
     What nothing attests is quarantined first. Raises EntryRefusedError for it in strict mode.
     """
     # Python's copies of the modules that TileLang imports from there: they are taken for current by a time.
-    shutil.rmtree(os.path.join(directory, "__pycache__"), ignore_errors=True)
+    _remove(os.path.join(directory, "__pycache__"))
     with suppress(OSError):  # there is no such directory, or nobody can list it
         # TileLang's temporary files begin with a dot.
         names = [name for name in os.listdir(directory) if not name.startswith(".")]
         settled = [_settle(os.path.join(directory, name)) for name in names]
         if all(settled):
             return True
-        shutil.rmtree(directory, ignore_errors=True)
+        _remove(directory)
     return False
+
+
+def _remove(directory: str) -> None:
+    """Remove the directory with all its contents; what cannot be removed stays. Links below the one above are none."""
+    with suppress(OSError), folders.open_subdirectory(os.path.dirname(directory)) as parent:
+        parent.remove(os.path.basename(directory))
 
 
 def _settle(path: str) -> bool:

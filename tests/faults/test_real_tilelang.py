@@ -38,7 +38,7 @@ class Tiles:
 
     def run(self, what="kernel", *, env=None, **arguments):
         scene, environment = SCENES.get(what, (what,))[0], {"TILELANG_CACHE_DIR": str(self.cache)} | (env or {})
-        return self.home.run(f"scenes.tile_scenes:{scene}", env=environment, **arguments)
+        return self.home.run(f"scenes.tilelang_kernels:{scene}", env=environment, **arguments)
 
     def made(self, what="kernel", **arguments):
         answer = self.run(what, **arguments)
