@@ -92,7 +92,7 @@ class Build:
         self._unsealed: set[str] = set()
 
     def is_attested(self) -> bool:
-        """Whether what it is for exists, was built here or sealed by a trusted signing key, and is up to date.
+        """Tell whether each of its libraries exists, was built here or sealed by a trusted key, and is up to date.
 
         The objects that it was made from are of no use then, and may be gone.
         """
@@ -104,7 +104,7 @@ class Build:
         return [step for step in self._steps.values() if step.output not in self._parts]
 
     def is_missing(self) -> bool:
-        """Whether an output that nothing else is made from does not exist."""
+        """Tell whether an output that nothing else is made from does not exist."""
         return not all(os.path.lexists(self._path(step.output)) for step in self._targets)
 
     def settle(self) -> None:
@@ -391,7 +391,7 @@ class Build:
         _built.now[file.path] = {"sha256": digest.hex(), **also}
 
     def _is_changed(self, path: str) -> bool:
-        """Whether the file is missing, or has changed since ninja was started."""
+        """Tell whether the file is missing, or has changed since ninja was started."""
         if path in self._sources:
             return self._sources[path] == b"" or self._digest(path) != self._sources[path]
         try:

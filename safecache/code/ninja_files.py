@@ -25,7 +25,7 @@ _SIZE = 0x7FFFFFFF
 
 
 class Step(NamedTuple):
-    """One step of a build, with the steps that its output is made from.
+    """Describe a step of a build, with the steps that its output is made from.
 
     ``parts``: the outputs of those. ``sources``: the inputs of all of them that no step makes. ``how``: what
     build.ninja says about all of them. ``tells_headers``: whether its own compiler reports the headers that it reads.
@@ -39,7 +39,7 @@ class Step(NamedTuple):
 
 
 class Deps(NamedTuple):
-    """What a compiler reported: the ``headers`` of an output, whose file then had the time ``moment``, in ns."""
+    """State what a compiler reported: the ``headers`` of an output, whose file had the time ``moment``, in ns."""
 
     moment: int
     headers: list[str]

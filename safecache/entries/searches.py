@@ -37,7 +37,7 @@ __all__ = [
 # By key: torch looks a graph up again that an AOTAutograd entry refers to, when what was refused has been moved away.
 _refused: Part[dict[tuple[Kind, str], tuple[Reason, str]]] = Part(dict, inherit)
 
-# What starts them, in a list while that is postponed.
+# What starts torch's compile workers, in a list while that is postponed: a process that hits everything needs none.
 _postponed: Part[list[Callable[[], None]]] = Part(list, inherit)
 
 
@@ -319,12 +319,12 @@ def postpone_workers(begin: Callable[[], None]) -> None:
 
 
 def are_workers_postponed() -> bool:
-    """Whether they are to be started later."""
+    """Tell whether torch's compile workers are to be started later."""
     return bool(_postponed.now)
 
 
 def start_workers() -> None:
-    """They are needed now. Does nothing unless they were postponed."""
+    """Start torch's compile workers now, if that was postponed."""
     postponed = _postponed.now
     while postponed:
         postponed.pop()()
