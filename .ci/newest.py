@@ -22,12 +22,16 @@ from safecache.patching import sinks
 from safecache.patching.activation import list_hooks
 from safecache.patching.hook import TORCH_UNTIL, Hook
 
-PACKAGES = ("torch", "triton", "vllm", "sglang", "quack", "flashinfer", "tvm_ffi", "cutlass", "tilelang")
+PACKAGES = (
+    *("torch", "triton", "vllm", "sglang"),
+    *("quack", "flashinfer", "tvm_ffi", "cutlass", "tilelang", "deep_gemm"),
+)
 # Of those that are called otherwise.
 _DISTRIBUTIONS = {
     "quack": "quack-kernels",
     "flashinfer": "flashinfer-python",
     "tvm_ffi": "apache-tvm-ffi",
+    "deep_gemm": "sgl-deep-gemm",
     "cutlass": "nvidia-cutlass-dsl-libs-core",
 }
 

@@ -20,7 +20,7 @@ from safecache.reporting.report import Refusal
 from safecache.settings import config
 from safecache.store import bundles, directories, entry_files, gate, manifests
 
-__all__ = ["fetch", "forbid_miss", "keep", "locate"]
+__all__ = ["fetch", "forbid_miss", "keep", "keep_content", "locate"]
 
 _MODE = 0o777
 
@@ -76,16 +76,21 @@ def keep(ref: Ref, path: str, digest: bytes, also: Mapping[str, Any] = MappingPr
     ``also``: what its record states besides. What cannot be read or written is reported. Raises CacheWriteError for
     that in strict mode.
     """
-    file = ref.file(os.path.basename(ref.path))
     try:
         try:
             content = entry_files.read(path, entry_files.max_entry_size(ref.kind))
         except opening.UnusableEntry as unusable:
             raise OSError(errno.EINVAL, str(unusable), path) from unusable
         if hashlib.sha256(content).digest() == digest:
-            gate.attest_file(file, content, also)
-            entry_files.publish(file.path, content, file.root, _MODE)
-            directories.send_content(file, content, record=manifests.read_record_bytes(file), mode=_MODE)
-            plugs.tiers.keep(ref, again=True)
+            keep_content(ref, content, also)
     except OSError as error:
-        report.fail_write(f"copy {path} to {file.path}", error, "Other hosts compile it themselves.", ref.root)
+        report.fail_write(f"copy {path} to {ref.path}", error, "Other hosts compile it themselves.", ref.root)
+
+
+def keep_content(ref: Ref, content: bytes, also: Mapping[str, Any] = MappingProxyType({})) -> None:
+    """As keep(), of this content. Raises OSError."""
+    file = ref.file(os.path.basename(ref.path))
+    gate.attest_file(file, content, also)
+    entry_files.publish(file.path, content, file.root, _MODE)
+    directories.send_content(file, content, record=manifests.read_record_bytes(file), mode=_MODE)
+    plugs.tiers.keep(ref, again=True)

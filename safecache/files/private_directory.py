@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import functools
+import hashlib
 import os
 import re
 import secrets
@@ -26,6 +27,7 @@ __all__ = [
     "occupy",
     "process_directory",
     "reap",
+    "run_directory",
     "write",
 ]
 
@@ -79,6 +81,38 @@ def join(directory: str) -> bool:
                 return True
         os.close(descriptor)
     return False
+
+
+def run_directory(run: str) -> str:
+    """Return the directory that all processes of the run share, made by the first and removed by the last of them.
+
+    ``run``: its name. Another user who has guessed it keeps the run from that directory alone. Raises PermissionError.
+    """
+    name = f"{_PREFIX}{hashlib.sha256(f'{os.geteuid()} {run}'.encode()).hexdigest()[:16]}"
+    for parent in _parents():
+        directory = os.path.join(parent, name)
+        with suppress(OSError):
+            if directory in _held:
+                return directory
+            if mounts.is_over_a_network(parent):
+                continue
+            reap(parent)
+            with suppress(FileExistsError):
+                os.mkdir(directory, 0o700)
+            if ownership.why_not_private(directory, unknown=True) is None and join(directory):
+                with suppress(FileExistsError):
+                    Folder(_held[directory], directory).write(_RECORD, _identity(os.fstat(_held[directory])))
+                call_at_exit(functools.partial(_remove_last, directory, os.getpid()))
+                return directory
+    raise PermissionError(f"the processes of run {run} have no directory out of the reach of others")
+
+
+def _remove_last(directory: str, pid: int) -> None:
+    """Remove it unless another process has locked it too."""
+    if os.getpid() == pid:
+        leave(directory)
+        with suppress(OSError), folders.open_subdirectory(os.path.dirname(directory)) as folder:
+            _remove_if_left(folder, os.path.basename(directory))
 
 
 def leave(directory: str) -> None:

@@ -14,6 +14,8 @@ from safecache.settings import config
 
 __all__ = ["flydsl_dir"]
 
+_VARIABLE = "FLYDSL_RUNTIME_CACHE_DIR"
+
 
 @verifier(
     "torch._inductor.runtime.flydsl_cache:configure_flydsl_cache_dir()",
@@ -26,10 +28,10 @@ def flydsl_dir(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: An
 
     Unless the user does, it is one of this process. Compile workers inherit it from their parent's environment.
     """
-    wanted, ours = config.flydsl_directory()
+    wanted, ours = config.library_directory(_VARIABLE)
     if sources.is_private(wanted or str(sys.modules["torch._inductor.runtime.flydsl_cache"]._cache_dir())):
         return str(wrapped())
     if not ours or ownership.why_not_private(os.path.dirname(wanted)) is not None:
         wanted = os.path.join(private_directory.process_directory(), "flydsl_compile_cache")
-        config.set_flydsl_directory(wanted)
+        config.set_library_directory(_VARIABLE, wanted)
     return wanted

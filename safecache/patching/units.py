@@ -190,6 +190,17 @@ UNITS = [
         needs=("tvm_ffi",),
     ),
     Unit(
+        "deep_gemm",
+        {
+            "deep_gemm": (
+                "deep_gemm.cuda_helpers",
+                "vllm.utils.deep_gemm",
+                "sglang.srt.layers.deep_gemm_wrapper.compile_utils",
+            ),
+        },
+        "DeepGEMM's kernels are loaded unverified.",
+    ),
+    Unit(
         "tilelang",
         {
             "tilelang": (

@@ -20,13 +20,13 @@ __all__ = [
     "end_redirection",
     "enforce",
     "environment",
-    "flydsl_directory",
     "is_compile_worker",
     "is_pack",
     "is_switched_off",
     "is_url",
     "isolate",
     "job_id",
+    "library_directory",
     "load",
     "metrics_directory",
     "multiprocess_directory",
@@ -39,7 +39,7 @@ __all__ = [
     "reload",
     "run_id",
     "set_child_environment",
-    "set_flydsl_directory",
+    "set_library_directory",
     "set_metrics_directory",
     "within_cache",
 ]
@@ -61,8 +61,6 @@ _CACHE_DIRECTORY = "TORCHINDUCTOR_CACHE_DIR"
 _TRITON_DIRECTORY = "TRITON_CACHE_DIR"
 _REDIRECTED = "_SAFECACHE_REDIRECTED"
 _RUN = "_SAFECACHE_RUN"
-_FLYDSL_DIRECTORY = "FLYDSL_RUNTIME_CACHE_DIR"
-_OUR_FLYDSL_DIRECTORY = "_SAFECACHE_FLYDSL_DIRECTORY"
 _METRICS_DIRECTORY = "_SAFECACHE_METRICS_DIRECTORY"
 # What prometheus_client looks for, in this order.
 _MULTIPROCESS_DIRECTORIES = ("PROMETHEUS_MULTIPROC_DIR", "prometheus_multiproc_dir")
@@ -318,15 +316,15 @@ def end_redirection() -> None:
         redirect_cache(found[1], None)
 
 
-def flydsl_directory() -> tuple[str, bool]:
-    """FlyDSL's cache directory, "" if it is not set, and whether it equals the one that safecache set."""
-    directory = os.environ.get(_FLYDSL_DIRECTORY, "")
-    return directory, directory == os.environ.get(_OUR_FLYDSL_DIRECTORY)
+def library_directory(variable: str) -> tuple[str, bool]:
+    """The cache directory that this variable names, or "", and whether it equals the one that safecache has set."""
+    directory = os.environ.get(variable, "")
+    return directory, directory == os.environ.get(f"_SAFECACHE_{variable}")
 
 
-def set_flydsl_directory(directory: str) -> None:
-    """Make FlyDSL keep its kernels in ``directory``, in this process and its children."""
-    os.environ[_FLYDSL_DIRECTORY] = os.environ[_OUR_FLYDSL_DIRECTORY] = directory
+def set_library_directory(variable: str, directory: str) -> None:
+    """Make the library that reads this variable keep its kernels there, in this process and its children."""
+    os.environ[variable] = os.environ[f"_SAFECACHE_{variable}"] = directory
 
 
 def job_id() -> str:

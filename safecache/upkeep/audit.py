@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import NamedTuple
 
-from safecache.code import ninja_builds, packages
+from safecache.code import device_kernels, ninja_builds, packages
 from safecache.errors import EntryRefusedError
 from safecache.files import folders, opening, ownership, parallel
 from safecache.places import layout
@@ -146,7 +146,8 @@ def adopt(root: str) -> Resealing:
 
     Or the package of AOTInductor which that names.
 
-    Compiled code is sealed too, by a record beside the cache; and what ninja takes for up to date of its builds.
+    Compiled code is sealed too, by a record beside the cache; what ninja takes for up to date of its builds; and, in
+    Inductor's cache, the kernels that DeepGEMM has.
 
     What somebody else could have written is never sealed: raises EntryRefusedError for a directory that is not
     private, and skips such files. Raises KeyringError without a key, OSError for a directory that cannot be read.
@@ -172,7 +173,7 @@ def adopt(root: str) -> Resealing:
         for file in layout.code(root)
         if os.path.realpath(file.path) not in built
     ]
-    return each([*steps, *built.items()])
+    return each([*steps, *built.items(), *device_kernels.adoptions(root)])
 
 
 def _adopt_code(file: CodeFile) -> bool:

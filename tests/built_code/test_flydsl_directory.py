@@ -18,7 +18,7 @@ NAME = "FLYDSL_RUNTIME_CACHE_DIR"
 @pytest.fixture
 def configure(tmp_path, monkeypatch):
     """Torch's own function, under the hook."""
-    for name in (NAME, "_SAFECACHE_FLYDSL_DIRECTORY"):
+    for name in (NAME, "_SAFECACHE_FLYDSL_RUNTIME_CACHE_DIR"):
         monkeypatch.setenv(name, "")  # so that what is set here is undone
         monkeypatch.delenv(name)
     module = SimpleNamespace(_cache_dir=lambda: tmp_path / "inductor" / "flydsl_compile_cache")
@@ -47,7 +47,7 @@ def test_compile_worker_has_that_of_its_parent(configure, monkeypatch, tmp_path)
 
 
 def test_directory_of_a_parent_that_others_have_made_since_is_not_taken(configure, tmp_path):
-    config.set_flydsl_directory(str(tmp_path / "theirs" / "cache"))
+    config.set_library_directory(NAME, str(tmp_path / "theirs" / "cache"))
     (tmp_path / "theirs").mkdir()
     (tmp_path / "theirs").chmod(0o777)
     assert not configure().startswith(str(tmp_path / "theirs"))

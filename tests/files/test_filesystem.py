@@ -93,6 +93,7 @@ ELSEWHERE = {
     "doctor/installation.py": "a temporary directory",
     "code/exec_directory.py": "the directory for code on other mounts",
     "files/opening.py": "a copy in a private directory, or beside a package",
+    "code/device_kernels.py": "a private directory",
     "code/extension_builds.py": "a private directory",
     "isolation/crashes.py": "a private directory",
     "isolation/server.py": "/dev/null; a private directory, and its own entry of /proc",

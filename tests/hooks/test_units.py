@@ -225,6 +225,7 @@ UNUSED = (
     "cpp_extension",
     "cute_dsl",
     "cutlass",
+    "deep_gemm",
     "flashinfer",
     "flydsl",
     "halide",
