@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import json
 import os
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from types import MappingProxyType
 from typing import Any
 
 from safecache.errors import MissError
-from safecache.files import opening
+from safecache.files import folders, opening
 from safecache.places import layout
+from safecache.places.layout import CodeFile
 from safecache.places.refs import Ref
 from safecache.ports import plugs
 from safecache.reporting import events, report
@@ -20,7 +23,7 @@ from safecache.reporting.report import Refusal
 from safecache.settings import config
 from safecache.store import bundles, directories, entry_files, gate, manifests
 
-__all__ = ["fetch", "forbid_miss", "keep", "keep_content", "locate"]
+__all__ = ["discard", "fetch", "forbid_miss", "keep", "keep_content", "locate", "name_group"]
 
 _MODE = 0o777
 
@@ -94,3 +97,23 @@ def keep_content(ref: Ref, content: bytes, also: Mapping[str, Any] = MappingProx
     entry_files.publish(file.path, content, file.root, _MODE)
     directories.send_content(file, content, record=manifests.read_record_bytes(file), mode=_MODE)
     plugs.tiers.keep(ref, again=True)
+
+
+def name_group(directory: str, digests: Mapping[str, bytes]) -> tuple[CodeFile, bytes]:
+    """Return what one record attests files by that a package stages and publishes together, and its digest of them.
+
+    ``directory``: where they lie, ``<root>/<folder>/<key>``, or where they are staged, ``<key>_<pid>_<nonce>`` there.
+    ``digests``: their SHA-256 by name. The record is named by these too: of processes that compile at once, one
+    publishes, while each attests its own before, so that no record replaces another's.
+    """
+    stated = json.dumps({name: digests[name].hex() for name in sorted(digests)})
+    digest = hashlib.sha256(stated.encode()).digest()
+    above, name = os.path.split(directory)
+    key = name.partition("_")[0]
+    return CodeFile(directory, os.path.dirname(above), name=f"{key}/{digest.hex()}"), digest
+
+
+def discard(directory: str) -> None:
+    """Remove what a package has published there, as far as possible; no link below the parent is followed."""
+    with suppress(OSError), folders.open_subdirectory(os.path.dirname(directory)) as parent:
+        parent.remove(os.path.basename(directory))

@@ -281,7 +281,7 @@ class Build:
         status = filesystem.retry(lambda: filesystem.lstat(path), filesystem.READING)
         try:
             opening.check_regular(status)
-            digest = opening.digest_regular(path, opening.check_regular, flags=os.O_NOFOLLOW)
+            digest = gate.digest_file(path)
             refusal = self._judge_content(step, path, digest)
         except opening.UnusableEntry as unusable:
             return unusable.refusal
@@ -382,7 +382,7 @@ class Build:
         if headers is not None and not any(map(self._is_changed, {*step.sources, *told.values()})):
             inputs["sha256"] = self._inputs(step, told.values())
             inputs |= {"moment": self._began, "stamp": self._stamp(step, told, self._began)}
-        digest = opening.digest_regular(path, opening.check_regular, flags=os.O_NOFOLLOW)
+        digest = gate.digest_file(path)
         self._write_record(step, {"inputs": inputs}, digest)
 
     def _write_record(self, step: Step, also: Mapping[str, Any], digest: bytes) -> None:

@@ -12,7 +12,16 @@ import os
 import stat
 from collections.abc import Iterator
 
-__all__ = ["foreign_owner", "is_own", "name_of", "own_group", "own_uid", "why_not_private", "why_opened_not_private"]
+__all__ = [
+    "foreign_owner",
+    "is_own",
+    "name_of",
+    "own_group",
+    "own_uid",
+    "why_exposed",
+    "why_not_private",
+    "why_opened_not_private",
+]
 
 _MOST_LINKS = 40  # as the kernel
 _ALL_UIDS = (1 << 32) - 1  # the last number is not a uid: chown(2)
@@ -92,6 +101,13 @@ def why_not_private(path: str, *, group: int | None = None, unknown: bool = Fals
         return _objection(*last, last=True, group=group, unknown=unknown)
     except OSError as error:
         return f"{error.filename or path}: {error.strerror}"
+
+
+def why_exposed(path: str) -> str | None:
+    """As why_not_private(), but this user's own group is no objection."""
+    objection = why_not_private(path)
+    # Only now, since it may have to ask a server.
+    return objection and why_not_private(path, group=own_group())
 
 
 def why_opened_not_private(path: str, status: os.stat_result) -> str | None:

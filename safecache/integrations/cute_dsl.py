@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from safecache.code import kept_code, sources
-from safecache.files import filesystem, opening
+from safecache.files import filesystem
 from safecache.patching.hook import verifier
 from safecache.places.layout import CodeFile
 from safecache.places.refs import Ref
@@ -150,7 +150,7 @@ def attest_if_new(path: str, before: list[int] | None, key: str) -> None:
     """Attest the object, if it is not the one whose identity was ``before``, and keep a copy by ``key``."""
     after = identity(path)
     if after is not None and after != before:
-        digest = opening.digest_regular(path, opening.check_regular, flags=os.O_NOFOLLOW)
+        digest = gate.digest_file(path)
         gate.attest_file(CodeFile(path, os.path.dirname(path)), digest=digest)
         ref = _kept_ref(key)
         if ref is not None:

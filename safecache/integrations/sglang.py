@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from safecache.code import exec_directory, extension_builds, sources
-from safecache.files import folders, opening, ownership
+from safecache.code import exec_directory, extension_builds, kept_code, sources
+from safecache.files import ownership
 from safecache.integrations import cute_dsl, vllm
 from safecache.patching.hook import BUILTIN_OPEN, verifier
 from safecache.places.layout import CodeFile
@@ -78,9 +77,8 @@ def build_directory(wrapped: Callable[..., Any], instance: Any, args: Any, kwarg
 def _objection(directory: str) -> str | None:
     """Say why no library can be built in ``directory``; None if one can."""
     why = directory_faults.objection(directory)
-    if why is None and not config.current().shared and ownership.why_not_private(directory) is not None:
-        # Only now, since it may have to ask a server.
-        exposed = ownership.why_not_private(directory, group=ownership.own_group())
+    if why is None and not config.current().shared:
+        exposed = ownership.why_exposed(directory)
         why = exposed and f"others can write there: {exposed}"
     return why
 
@@ -127,8 +125,7 @@ def build_library(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs:
     """ninja.build, in a new directory: what it has built there is attested within this process."""
     library: Path = wrapped(*args, **kwargs)
     path = _file_of(library).path
-    digest = opening.digest_regular(path, opening.check_regular, flags=os.O_NOFOLLOW)
-    attestations.attest_in_process(path, digest=digest)
+    attestations.attest_in_process(path, digest=gate.digest_file(path))
     return library
 
 
@@ -144,8 +141,7 @@ def publish_library(wrapped: Callable[..., Any], instance: Any, args: Any, kwarg
         (built,) = staging.glob("*.so")
         file = _file_of(leaf / built.name)
         if leaf.exists() and not gate.is_attested(file):
-            with suppress(OSError), folders.open_subdirectory(str(leaf.parent)) as parent:
-                parent.remove(leaf.name)
+            kept_code.discard(str(leaf))
         if not leaf.exists():
             gate.attest_file(file, made_at=str(built))
         published: Path = wrapped(staging=staging, leaf=leaf)

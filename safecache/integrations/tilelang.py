@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+from safecache.code import kept_code
 from safecache.files import folders, opening, ownership, private_directory
 from safecache.patching.hook import verifier
 from safecache.places.layout import CodeFile
 from safecache.reporting import events, report
-from safecache.reporting.kinds import Reason
+from safecache.reporting.kinds import Count, Reason
 from safecache.reporting.report import Refusal
-from safecache.store import gate
-from safecache.tiers.directory_faults import Unsettled
+from safecache.session import Part, inherit
+from safecache.store import gate, manifests
+from safecache.tiers.directory_faults import Immovable, Unreadable
 
 __all__ = [
     "load_binary",
@@ -32,10 +34,13 @@ _SOURCE = "https://github.com/tile-ai/tilelang/blob/v0.1.15/tilelang"
 _CACHE = "tilelang.cache.kernel_cache:KernelCache"
 _BINARIES = "tilelang.cache.binary_cache:BinaryCache"
 _RESULT = "tilelang.autotuner.param:AutotuneResult"
+_CUBIN = "kernel.cubin"
 _DIRECTORY = "TileLang loads libraries from its cache, without asking who else can write there."
 _RECORD = (
     "TileLang publishes what it compiles with plain digests at most, which whoever replaces a file can replace too."
 )
+# The directories that others could not write to: each kernel's own, with all above it, is checked when it is used.
+_private: Part[set[str]] = Part(set, inherit)
 
 
 @verifier(f"{_CACHE}._get_namespace_root()", why=_DIRECTORY, issue=f"{_SOURCE}/cache/kernel_cache.py#L208")
@@ -46,8 +51,11 @@ def namespace_root(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs
     That is reported once, and raises EntryRefusedError in strict mode.
     """
     directory = str(wrapped(*args, **kwargs))
+    if directory in _private.now:
+        return directory
     os.makedirs(directory, exist_ok=True)
     if not _is_exposed(directory):
+        _private.now.add(directory)
         return directory
     return os.path.join(private_directory.process_directory(), "tilelang", os.path.basename(directory))
 
@@ -96,11 +104,9 @@ def load_binary(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: A
     """BinaryCache.load: a miss unless something attests the binary. Raises EntryRefusedError in strict mode."""
 
     def load(key: str, compile_format: str) -> Any:
-        path = instance.get_path(key, compile_format)
-        if _settle(path):
+        directory, name = os.path.split(instance.get_path(key, compile_format))
+        if _is_attested(directory, [name]):
             return wrapped(key, compile_format)
-        # TileLang publishes no other binary as long as there is a directory.
-        _remove(os.path.dirname(path))
         return None
 
     return load(*args, **kwargs)
@@ -112,7 +118,7 @@ def save_kernel(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: A
 
     def write(cache_path: str) -> None:
         wrapped(cache_path)
-        _attest_all(cache_path)
+        _attest_staged(cache_path)
 
     write(*args, **kwargs)
 
@@ -127,7 +133,7 @@ def save_result(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: A
 
     def save(cache_path: Any, *rest: Any, **named: Any) -> None:
         wrapped(cache_path, *rest, **named)
-        _attest_all(str(cache_path))
+        _attest_staged(str(cache_path))
 
     save(*args, **kwargs)
 
@@ -139,7 +145,8 @@ def save_binary(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: A
     """BinaryCache.save: attests the binary before it is published."""
 
     def save(key: str, compile_format: str, data: bytes) -> None:
-        _attest(instance.get_path(key, compile_format), hashlib.sha256(data).digest())
+        directory, name = os.path.split(instance.get_path(key, compile_format))
+        _attest(directory, {name: hashlib.sha256(data).digest()})
         wrapped(key, compile_format, data)
 
     save(*args, **kwargs)
@@ -154,18 +161,25 @@ def save_cubin(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: An
     """_save_cubin_to_cache_if_needed, at the first launch: attests the cubin before it is copied."""
     directory = getattr(instance, "_cache_path", None)
     if directory is not None and not getattr(instance, "_cubin_saved_to_cache", False):
-        with suppress(FileNotFoundError):  # then TileLang copies none
-            made_at = f"{os.path.splitext(instance.libpath)[0]}.cubin"
-            _attest(os.path.join(directory, "kernel.cubin"), _digest(made_at))
+        made_at = f"{os.path.splitext(instance.libpath)[0]}.cubin"
+        with suppress(OSError, opening.UnusableEntry):  # then TileLang copies none, or makes the kernel anew next time
+            names = [name for name in _names_in(directory) if name != _CUBIN]
+            digests = {name: gate.digest_file(os.path.join(directory, name)) for name in names}
+            file, digest = kept_code.name_group(directory, digests)
+            # What has changed since the kernel was verified must not get a record.
+            if gate.refusal_for_content(file, digest, [*manifests.records(file)], is_private=False) is None:
+                _attest(directory, digests | {_CUBIN: gate.digest_file(made_at)})
     wrapped(*args, **kwargs)
 
 
+def _names_in(directory: str) -> list[str]:
+    # TileLang's temporary files begin with a dot.
+    return [name for name in os.listdir(directory) if not name.startswith(".")]
+
+
 def _is_exposed(path: str) -> bool:
-    """Whether others can write there, or replace it. Reports it, and raises EntryRefusedError for it in strict mode."""
-    objection = ownership.why_not_private(path)
-    if objection is not None:
-        # Only now, since it may have to ask a server.
-        objection = ownership.why_not_private(path, group=ownership.own_group())
+    """Tell whether others can write there, or replace it; report that. Raises EntryRefusedError in strict mode."""
+    objection = ownership.why_exposed(path)
     if objection is not None and os.path.lexists(path):
         message = f"others can write to TileLang's cache {path}"
         remedy = "Each process compiles its kernels anew. Help: take that permission from them, with chmod -R go-w"
@@ -173,66 +187,68 @@ def _is_exposed(path: str) -> bool:
     return objection is not None
 
 
-def _attest_all(directory: str) -> None:
-    """Attest the files in the directory, in which TileLang stages them. Raises OSError."""
-    for name in os.listdir(directory):
-        path = os.path.join(directory, name)
-        if not _is_exposed(path):
-            _attest(path, _digest(path))
+def _has_exposed(directory: str, found: Mapping[str, os.stat_result]) -> bool:
+    """Tell and report whether others can write to the directory or a file that was ``found`` in it, by its path."""
+    return _is_exposed(directory) or any(
+        not ownership.is_own(status) and _is_exposed(path) for path, status in found.items()
+    )
 
 
-def _attest(path: str, digest: bytes) -> None:
-    gate.attest_file(_file(path, digest), digest=digest)
+def _attest_staged(directory: str) -> None:
+    """Attest all files in the directory, in which TileLang stages them, by one record. Raises OSError."""
+    found = {item.path: item.status for item in folders.listed(directory)}
+    if not _has_exposed(directory, found):
+        _attest(directory, {os.path.basename(path): gate.digest_file(path) for path in found})
 
 
-def _digest(path: str) -> bytes:
-    return opening.digest_regular(path, opening.check_regular, flags=os.O_NOFOLLOW)
+def _attest(directory: str, digests: Mapping[str, bytes]) -> None:
+    file, digest = kept_code.name_group(directory, digests)
+    gate.attest_file(file, digest=digest)
 
 
-def _file(path: str, digest: bytes) -> CodeFile:
-    """A file of a kernel where it is staged, in ``.staging/<key>_<pid>_<nonce>``, or published, in ``kernels/<key>``.
-
-    Its name has the digest. Of several processes that compile a kernel at once, one publishes it, while all attest
-    their own before: so no record replaces another's.
-    """
-    directory, name = os.path.split(path)
-    key = os.path.basename(directory).partition("_")[0]
-    return CodeFile(path, os.path.dirname(os.path.dirname(directory)), name=f"{key}/{name}/{digest.hex()}")
-
-
-def _is_attested(directory: str) -> bool:
-    """Whether something attests all that lies there; else it is removed, as TileLang removes what is damaged.
+def _is_attested(directory: str, names: Sequence[str] = ()) -> bool:
+    """Tell whether a record attests these files, or all that lie there; else remove them, as TileLang does itself.
 
     What nothing attests is quarantined first. Raises EntryRefusedError for it in strict mode.
     """
-    # Python's copies of the modules that TileLang imports from there: they are taken for current by a time.
-    _remove(os.path.join(directory, "__pycache__"))
     with suppress(OSError):  # there is no such directory, or nobody can list it
-        # TileLang's temporary files begin with a dot.
-        names = [name for name in os.listdir(directory) if not name.startswith(".")]
-        settled = [_settle(os.path.join(directory, name)) for name in names]
-        if all(settled):
+        names = names or _names_in(directory)
+        if "__pycache__" in names:
+            # Python's copies of the modules that TileLang imports from there: they are taken for current by a time.
+            kept_code.discard(os.path.join(directory, "__pycache__"))
+            names = _names_in(directory)
+        if _settle(directory, names):
             return True
-        _remove(directory)
+        # TileLang publishes nothing as long as there is a directory.
+        kept_code.discard(directory)
     return False
 
 
-def _remove(directory: str) -> None:
-    """Remove the directory with all its contents; what cannot be removed stays. Links below the one above are none."""
-    with suppress(OSError), folders.open_subdirectory(os.path.dirname(directory)) as parent:
-        parent.remove(os.path.basename(directory))
-
-
-def _settle(path: str) -> bool:
-    """Whether something attests the file, and nobody else can replace it; what nothing attests is quarantined."""
-    digest = b""
+def _settle(directory: str, names: Sequence[str]) -> bool:
+    """Tell whether one record attests the files, and nobody else can replace one; else quarantine them."""
+    paths = {name: os.path.join(directory, name) for name in names}
     try:
-        with suppress(opening.UnusableEntry):  # which is then refused for what it is
-            digest = _digest(path)
-        return gate.accept_or_quarantine(_file(path, digest)) and not _is_exposed(path)
-    except Unsettled as error:
-        refusal = getattr(error, "refusal", None) or Refusal(Reason.UNREADABLE, error.evidence)
-        report.refuse(refusal, _file(path, digest).kind, path, "It is left there, and compiled anew.")
+        found = {path: os.lstat(path) for path in paths.values()}
+        file, digest = kept_code.name_group(directory, {name: gate.digest_file(path) for name, path in paths.items()})
+        refusal = gate.refusal_for_content(file, digest, [*manifests.records(file)])
+    except opening.UnusableEntry as unusable:
+        refusal = unusable.refusal
+    except Unreadable as error:
+        refusal = Refusal(Reason.UNREADABLE, error.evidence)
     except OSError:
         return False  # another process has moved it away, or nobody can read it
+    root = os.path.dirname(os.path.dirname(directory))
+    if refusal is None:
+        events.count(Count.CODE_VERIFIED)
+        return not _has_exposed(directory, found)
+    accepted = [_is_accepted(CodeFile(path, root), refusal._replace(found=found[path])) for path in found]
+    return all(accepted) and not _has_exposed(directory, found)
+
+
+def _is_accepted(file: CodeFile, refusal: Refusal) -> bool:
+    """Tell whether a refused file is used all the same; else it is quarantined, or reported where it has to stay."""
+    try:
+        return gate.accept_or_quarantine(file, lambda: refusal)
+    except Immovable as error:
+        report.refuse(error.refusal or refusal, file.kind, file.path, "It is left there, and compiled anew.")
     return False

@@ -31,6 +31,7 @@ from safecache.tiers.directory_faults import Immovable, Unreadable, Unsettled
 __all__ = [
     "accept_or_quarantine",
     "attest_file",
+    "digest_file",
     "is_attested",
     "private_path",
     "quarantine_unattested",
@@ -66,7 +67,7 @@ def attest_file(
         return None if stated.items() >= also.items() else Refusal(Reason.OUTDATED, "its record states less")
 
     if digest is None:
-        digest = _digest(made_at or file.path) if content is None else hashlib.sha256(content).digest()
+        digest = digest_file(made_at or file.path) if content is None else hashlib.sha256(content).digest()
     directory_faults.check(file.root)
     attestations.attest_in_process(file.path, digest=digest)
     ring = keyring.current()
@@ -167,7 +168,7 @@ def refusal_for_file(file: CodeFile, *, is_lower: bool = False) -> Refusal | Non
         directory_faults.check(file.root)
         opening.check_up_to(entry_files.max_entry_size(file.kind))(status)
         if attestations.verified_digest(file.path, status) is None:
-            digest = _digest(file.path)
+            digest = digest_file(file.path)
             # Content that this process knows needs no record.
             if not attestations.is_known(file.path, digest=digest):
                 refusal = _judge(manifests.records(file), file, digest)
@@ -182,7 +183,8 @@ def refusal_for_file(file: CodeFile, *, is_lower: bool = False) -> Refusal | Non
     return None
 
 
-def _digest(path: str) -> bytes:
+def digest_file(path: str) -> bytes:
+    """Return the SHA-256 of a file of any size; no link is followed. Raises OSError, and opening.UnusableEntry."""
     return opening.digest_regular(path, opening.check_regular, flags=os.O_NOFOLLOW)
 
 

@@ -233,10 +233,7 @@ def check(root: str) -> None:
     """
     if root in _settled.now or config.current().shared or not os.path.lexists(root):
         return
-    objection = ownership.why_not_private(root)
-    if objection is not None:
-        # Only now, since it may have to ask a server.
-        objection = ownership.why_not_private(root, group=ownership.own_group())
+    objection = ownership.why_exposed(root)
     if objection is not None and not (_parent_tells and not config.current().strict):
         message = f"cache directory {root} is writable by other users"
         remedy = _REMEDY.format(root)

@@ -218,6 +218,24 @@ def test_attested_kernel_is_not_taken_for_another(full):
     assert answer.result == 1 and len(answer.warnings) == 1, answer
 
 
+@pytest.mark.parametrize("name", ["kernel_lib.so", "params.json"])
+def test_file_of_another_attested_kernel_is_not_taken(full, name):
+    """What TileLang states agrees with it."""
+    first = full.find("kernel_lib.so").parent
+    assert full.made(added=2).result == 1
+    (second,) = (path for path in first.parent.iterdir() if path != first)
+    content = (first / name).read_bytes() + (b"\n" if name == "params.json" else b"")
+    full.plant(second / name, content)
+    answer = full.made(added=2)
+    assert answer.result == 1 and len(answer.warnings) == 1, answer
+
+
+def test_file_that_was_added_to_an_attested_kernel_is_not_taken(full):
+    (full.find("kernel_lib.so").parent / "launcher.so").write_bytes(b"planted")
+    answer = full.made()
+    assert answer.result == 1 and len(answer.warnings) == 1, answer
+
+
 def test_kernel_that_several_processes_publish_is_attested(full):
     """One that publishes none has attested its own as well."""
     first = full.find("kernel_lib.so").parent
@@ -246,6 +264,15 @@ def test_cubin_that_is_added_at_the_first_launch_is_attested(full):
     answer = full.made()
     assert answer.result == 0 and answer.warnings == [], answer
     (directory / "kernel.cubin").write_bytes(b"planted")
+    answer = full.made()
+    assert answer.result == 1 and len(answer.warnings) == 1, answer
+
+
+def test_cubin_does_not_attest_a_kernel_that_has_changed(full):
+    path = full.find("kernel_lib.so")
+    full.plant(path, flipped(path.read_bytes()))
+    (full.home.base / "kernel.cubin").write_bytes(b"compiled")
+    assert full.run("save_cubin", directory=str(path.parent), made=str(full.home.base / "kernel.py")).ok
     answer = full.made()
     assert answer.result == 1 and len(answer.warnings) == 1, answer
 
