@@ -13,10 +13,11 @@ from safecache.files import ownership
 from safecache.integrations import cute_dsl, vllm
 from safecache.patching.hook import BUILTIN_OPEN, verifier
 from safecache.places.layout import CodeFile
+from safecache.places.refs import Ref
 from safecache.reporting import events
 from safecache.reporting.kinds import Reason
 from safecache.settings import config
-from safecache.store import attestations, gate
+from safecache.store import attestations, entry_files, gate
 from safecache.tiers import directory_faults
 from safecache.tiers.directory_faults import Immovable
 
@@ -36,6 +37,8 @@ _SOURCE = "https://github.com/sgl-project/sglang/blob/v0.5.23/python/sglang/kern
 _COMPILE = "sglang.kernels.jit.utils.compile"
 _OBJECTS = "sglang.kernels.jit.cute_aot_cache:JITPersistentCache"
 _VARIABLE = "SGLANG_JIT_CACHE_DIR"
+# The list of all files that a library was built from, beside it.
+_HEADERS = "sgl_deps.json"
 
 
 @verifier(
@@ -66,7 +69,7 @@ def build_directory(wrapped: Callable[..., Any], instance: Any, args: Any, kwarg
         find = sys.modules[f"{_COMPILE}.cache"].find_prebuilt
         if why is None or find(scope=directory, module_name=module_name) is not None:
             return directory
-        private = os.path.join(extension_builds.make_private_directory(module_name), directory.name)
+        private = os.path.join(extension_builds.make_private_directory(directory.parts[-3]), *directory.parts[-2:])
         error = PermissionError(why)
         extension_builds.report_private_build(module_name, str(directory), private, why, _VARIABLE, error)
         return Path(private)
@@ -96,24 +99,60 @@ def _file_of(library: Any) -> CodeFile:
     issue=f"{_SOURCE}/utils/compile/cache.py#L369",
 )
 def find_library(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Path | None:
-    """find_prebuilt: a library that nothing attests is quarantined, and the next one looked for.
+    """find_prebuilt quarantines a library that nothing attests, and looks for the next one, or for a kept copy.
 
     Raises EntryRefusedError for one in strict mode.
     """
-    while True:
-        found: Path | None = wrapped(*args, **kwargs)
-        if found is None:
-            return None
-        file = _file_of(found)
-        try:
-            if sources.settle_side_file(file.path, file.root, name=file.name):
-                return found
-        except Immovable as error:
-            if _objection(file.root) is None:  # else it is built in a private directory, which is reported
-                message = f"{file.path}: {error.evidence}."
-                remedy = "Each start builds it anew; remove it."
-                events.report(Reason.UNUSABLE_DIRECTORY, message, cause=file.path, remedy=remedy, error=error)
-            return None
+
+    def find(*, scope: Path, module_name: str) -> Path | None:
+        while True:
+            found: Path | None = wrapped(scope=scope, module_name=module_name)
+            if found is None:
+                if _fetch(scope, f"{module_name}.so"):
+                    continue
+                return None
+            file = _file_of(found)
+            try:
+                if sources.settle_side_file(file.path, file.root, name=file.name):
+                    return found
+            except Immovable as error:
+                if _objection(file.root) is None:  # else it is built in a private directory, which is reported
+                    message = f"{file.path}: {error.evidence}."
+                    remedy = "Each start builds it anew; remove it."
+                    events.report(Reason.UNUSABLE_DIRECTORY, message, cause=file.path, remedy=remedy, error=error)
+                return None
+
+    return find(*args, **kwargs)
+
+
+def _fetch(scope: Path, name: str) -> bool:
+    """Publish the copy that Inductor's cache or a tier has of the library; tell whether SGLang lacked it there.
+
+    SGLang itself then finds out whether the headers that the library was built from are those of now.
+    """
+    if _objection(str(scope)) is not None:
+        return False
+    found = kept_code.fetch(_kept_ref(scope))
+    if found is None:
+        return False
+    content, stated = found
+    leaf = scope / stated["leaf"]
+    library, headers = _file_of(leaf / name), leaf / _HEADERS
+    if os.path.lexists(library.path) and sources.text_at(str(headers)) == stated["headers"]:
+        return False
+    try:
+        gate.attest_file(library, content)
+        entry_files.publish(library.path, content, library.root, 0o777)
+        # Last, since SGLang passes over a directory without it.
+        entry_files.publish(str(headers), stated["headers"].encode(), library.root)
+    except OSError:
+        return False  # SGLang's own library cannot be written either, which is reported
+    return True
+
+
+def _kept_ref(scope: Path) -> Ref:
+    """Name the copy after SGLang's keys: the target, the module, and a hash of all that is known before the build."""
+    return kept_code.locate("/".join(["sglang", *scope.parts[-3:]]), ".so")
 
 
 @verifier(
@@ -122,7 +161,11 @@ def find_library(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: 
     issue=f"{_SOURCE}/utils/compile/ninja.py#L138",
 )
 def build_library(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Path:
-    """ninja.build, in a new directory: what it has built there is attested within this process."""
+    """ninja.build, in a new directory, has the library that it builds attested within this process.
+
+    Raises MissError where SAFECACHE_STRICT=misses=1 forbids a build.
+    """
+    kept_code.forbid_miss(f"the library {kwargs['spec'].module_name}")
     library: Path = wrapped(*args, **kwargs)
     path = _file_of(library).path
     attestations.attest_in_process(path, digest=gate.digest_file(path))
@@ -135,16 +178,18 @@ def build_library(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs:
     issue=f"{_SOURCE}/utils/compile/cache.py#L528",
 )
 def publish_library(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Path:
-    """_publish, under SGLang's lock: attests the library, and removes what is left of a refused one."""
+    """_publish, under SGLang's lock, attests the library, removes what is left of a refused one, and keeps a copy."""
 
     def publish(*, staging: Path, leaf: Path) -> Path:
         (built,) = staging.glob("*.so")
-        file = _file_of(leaf / built.name)
+        file, digest = _file_of(leaf / built.name), gate.digest_file(str(built))
+        stated = {"leaf": leaf.name, "headers": (staging / _HEADERS).read_text()}
         if leaf.exists() and not gate.is_attested(file):
             kept_code.discard(str(leaf))
         if not leaf.exists():
-            gate.attest_file(file, made_at=str(built))
+            gate.attest_file(file, digest=digest)
         published: Path = wrapped(staging=staging, leaf=leaf)
+        kept_code.keep(_kept_ref(leaf.parent), file.path, digest, stated)
         return published
 
     return publish(*args, **kwargs)

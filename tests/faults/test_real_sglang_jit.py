@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 
 import pytest
 from conftest import needs_root
@@ -138,6 +139,8 @@ def test_library_that_does_not_verify_is_built_anew(place, how, reason):
         place.compile_trojan(place.file)
     elif how != "stock":
         damage(place.file, how)
+    if how != "stock":
+        place.kept.unlink()
     answer, ninjas, stats, errors = place.run()
     assert (answer, ninjas) == (41, 1) and stats[reason] == 1, (stats, errors)
     assert errors.count("safecache:") == 1 and f"[{reason}]" in errors, errors
@@ -145,9 +148,64 @@ def test_library_that_does_not_verify_is_built_anew(place, how, reason):
     assert (answer, ninjas) == (41, 0) and "safecache:" not in errors, errors
 
 
+def test_library_that_was_built_elsewhere_is_not_built_again(place):
+    elsewhere = {"SGLANG_JIT_CACHE_DIR": str(place.base / "elsewhere"), "SAFECACHE_STRICT": "1,misses=1"}
+    process = place.start(**elsewhere)
+    _, errors = process.communicate(timeout=200)
+    assert process.returncode == 1 and "MissError: safecache: no cache has the library " in errors, errors
+    place.run()
+    for _ in range(2):
+        answer, ninjas, stats, errors = place.run(**elsewhere)
+        assert (answer, ninjas) == (41, 0) and "safecache:" not in errors, (stats, errors)
+    assert place.run("stock", **elsewhere)[:2] == (41, 0), "what safecache has copied there is as stock takes it"
+
+
+def test_library_of_another_header_is_not_taken_from_elsewhere(place):
+    place.run()
+    place.write_header(42)
+    for ninjas in (1, 0):
+        assert place.run(SGLANG_JIT_CACHE_DIR=str(place.base / "elsewhere"))[:2] == (42, ninjas)
+    shutil.rmtree(place.cache)
+    assert place.run()[:2] == (42, 0)
+
+
+def test_copy_that_does_not_verify_is_not_used(place):
+    place.run()
+    place.compile_trojan(place.kept)
+    answer, ninjas, _, errors = place.run(SGLANG_JIT_CACHE_DIR=str(place.base / "elsewhere"))
+    assert (answer, ninjas) == (41, 1), errors
+
+
+@pytest.mark.parametrize("travels", ["pack", "remote"])
+def test_library_travels_to_another_host(place, travels):
+    """With the key, to another user's path: nothing but the sources is there."""
+    (place.base / "share").mkdir()
+    share = f"file://{place.base}/share"
+    place.run(**({"SAFECACHE_TIERS": share} if travels == "remote" else {}))
+    if travels == "pack":
+        share = str(place.base / "one.safecache")
+        pack = [sys.executable, "-m", "safecache", "pack", str(place.base / "cache"), "--output", share]
+        subprocess.run(pack, env=place.environment, cwd=place.base, check=True, timeout=200)
+    host = place.base / "host"
+    there = {"TORCHINDUCTOR_CACHE_DIR": str(host / "cache"), "SGLANG_JIT_CACHE_DIR": str(host / "jit")}
+    answer, ninjas, stats, errors = place.run(**there, SAFECACHE_TIERS=share, SAFECACHE_STRICT="1,misses=1")
+    assert (answer, ninjas) == (41, 0) and "safecache:" not in errors, (stats, errors)
+
+
+@pytest.mark.parametrize("how", ["truncated", "flipped"])
+def test_library_that_does_not_verify_is_replaced_by_its_copy(place, how):
+    place.run()
+    damage(place.file, how)
+    answer, ninjas, stats, errors = place.run()
+    assert (answer, ninjas, stats["damaged"]) == (41, 0, 1) and errors.count("safecache:") == 1, errors
+    answer, ninjas, _, errors = place.run()
+    assert (answer, ninjas) == (41, 0) and "safecache:" not in errors, errors
+
+
 def test_library_that_is_replaced_after_the_lookup_is_built_anew(place):
     place.run()
     place.compile_trojan(place.base / "trojan.so")
+    place.kept.unlink()
     answer, ninjas, stats, errors = place.run()
     assert (answer, ninjas) == (41, 1) and "[damaged]" in errors, (stats, errors)
     assert place.run()[:2] == (41, 0)
@@ -177,6 +235,8 @@ def test_build_by_another_command_is_not_taken(place):
     (second,) = {*place.cache.glob("*/*/build-*")} - {first}
     shutil.rmtree(second)
     shutil.copytree(first, second)
+    for copy in (place.base / "cache").glob("??/c*.so"):
+        copy.unlink()
     answer, ninjas, stats, errors = place.run("-DOTHER")
     assert (answer, ninjas) == (41, 1) and stats["unsealed"] == 1, (stats, errors)
 
@@ -199,6 +259,7 @@ def test_directory_where_others_can_write_is_not_built_in(place):
     answer, ninjas, _, errors = place.run()
     assert (answer, ninjas) == (41, 0) and errors.count("safecache:") == 1 and "writable by other" in errors, errors
     place.compile_trojan(place.file)
+    place.kept.unlink()
     answer, ninjas, _, errors = place.run()
     assert (answer, ninjas) == (41, 1) and "others can write there" in errors, errors
     assert not place.file.exists() and {path for path in place.listed() if "/.safecache/" not in path} <= {*before}
@@ -209,9 +270,9 @@ def test_read_only_library_that_does_not_verify_ends_nothing(place):
     with small_disks.mounted(place.cache, "size=20m"):
         place.run("stock")
         small_disks.read_only(place.cache)
-        for _ in range(2):
+        for built in (1, 0):
             answer, ninjas, _, errors = place.run()
-            assert (answer, ninjas) == (41, 1) and errors.count("safecache:") == 1, errors
+            assert (answer, ninjas) == (41, built) and errors.count("safecache:") == 1, errors
             assert "cannot be used" in errors, errors
 
 
