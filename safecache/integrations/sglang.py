@@ -1,4 +1,4 @@
-"""SGLang's own: a table beside its artifacts, as vLLM has it; its libraries, and its objects of CuTe DSL."""
+"""SGLang: the table of its artifacts, which vLLM has too, the libraries that it builds, and its CuTe DSL objects."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _HEADERS = "sgl_deps.json"
     issue="https://github.com/vllm-project/vllm/pull/38920",
 )
 def open_file(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    """open, as the backend knows it: its table of artifacts is verified, and a full disk does not end the engine."""
+    """The backend's open verifies the table of artifacts, and lets no full disk end the engine."""
     return vllm.open_file(wrapped, instance, args, kwargs)
 
 
@@ -58,7 +58,7 @@ def open_file(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
     issue=f"{_SOURCE}/utils/compile/cache.py#L322",
 )
 def build_directory(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Path:
-    """build_key_dir, or a private directory if nothing can be built there and no library there is attested.
+    """build_key_dir returns a private directory if SGLang cannot build in its own and no library there is attested.
 
     Raises CacheWriteError in strict mode in place of a private build.
     """
@@ -201,7 +201,7 @@ def publish_library(wrapped: Callable[..., Any], instance: Any, args: Any, kwarg
     issue=f"{_SOURCE}/utils/compile/loader.py#L270",
 )
 def load_library(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    """_load: verifies the library. Raises EntryRefusedError, in default mode too; SGLang builds it anew then."""
+    """_load verifies the library. Raises EntryRefusedError, in default mode too; SGLang then builds the library anew."""
 
     def load(library: Path) -> Any:
         return wrapped(Path(exec_directory.load_path(_file_of(library))))
@@ -215,7 +215,7 @@ def load_library(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: 
     issue=f"{_SOURCE}/cute_aot_cache.py#L240",
 )
 def init_objects(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> None:
-    """JITPersistentCache.__init__: its directory is one of this process alone if others can write there."""
+    """JITPersistentCache.__init__ takes a directory of this process alone if others can write to its own."""
 
     def init(cache_path: Any, **named: Any) -> None:
         wrapped(lambda: cute_dsl.reachable_path(cache_path() if callable(cache_path) else cache_path), **named)
@@ -229,7 +229,7 @@ def init_objects(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: 
     issue=f"{_SOURCE}/cute_aot_cache.py#L276",
 )
 def load_object(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> bool:
-    """JITPersistentCache._try_load_from_storage: quarantines an unattested object, and has a kept one copied there."""
+    """JITPersistentCache._try_load_from_storage quarantines an unattested object, and copies a kept one there."""
 
     def load(key: Any) -> bool:
         path = _object_of(instance, key)
@@ -245,7 +245,7 @@ def load_object(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: A
     issue=f"{_SOURCE}/cute_aot_cache.py#L337",
 )
 def export_object(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> None:
-    """JITPersistentCache._try_export_to_storage: attests the object if it was written."""
+    """JITPersistentCache._try_export_to_storage attests the object that it writes."""
 
     def export(key: Any, fn: Any) -> None:
         path = _object_of(instance, key)
@@ -261,5 +261,5 @@ def _object_of(cache: Any, key: Any) -> str:
 
 
 def _key_of(path: str) -> str:
-    """SGLang's names: the hash of its sources and versions, that of the cache, and the hash of the arguments."""
+    """Join SGLang's names: the hash of its sources and versions, that of the cache, and the hash of the arguments."""
     return "/".join(path.split(os.sep)[-3:])

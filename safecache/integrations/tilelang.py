@@ -46,9 +46,9 @@ _private: Part[set[str]] = Part(set, inherit)
 @verifier(f"{_CACHE}._get_namespace_root()", why=_DIRECTORY, issue=f"{_SOURCE}/cache/kernel_cache.py#L208")
 @verifier(f"{_BINARIES}._get_namespace_root(cls)", why=_DIRECTORY, issue=f"{_SOURCE}/cache/binary_cache.py#L56")
 def namespace_root(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> str:
-    """_get_namespace_root, which all paths come from: a directory of this process alone if others can write there.
+    """_get_namespace_root, which all paths come from, returns a directory of this process if others can write there.
 
-    That is reported once, and raises EntryRefusedError in strict mode.
+    safecache reports that once, and raises EntryRefusedError in strict mode.
     """
     directory = str(wrapped(*args, **kwargs))
     if directory in _private.now:
@@ -67,7 +67,7 @@ def namespace_root(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs
     issue=f"{_SOURCE}/cache/kernel_cache.py#L641",
 )
 def load_kernel(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    """_load_kernel_from_disk: a miss unless something attests every file of the kernel.
+    """_load_kernel_from_disk misses unless a record attests all files of the kernel.
 
     Raises EntryRefusedError in strict mode.
     """
@@ -84,7 +84,7 @@ def load_kernel(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: A
     issue=f"{_SOURCE}/autotuner/param.py#L498",
 )
 def load_result(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    """AutotuneResult.load_from_disk: a miss unless something attests every file of the result.
+    """AutotuneResult.load_from_disk misses unless a record attests all files of the result.
 
     Raises EntryRefusedError in strict mode.
     """
@@ -101,7 +101,7 @@ def load_result(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: A
     issue=f"{_SOURCE}/cache/binary_cache.py#L125",
 )
 def load_binary(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    """BinaryCache.load: a miss unless something attests the binary. Raises EntryRefusedError in strict mode."""
+    """BinaryCache.load misses unless a record attests the binary. Raises EntryRefusedError in strict mode."""
 
     def load(key: str, compile_format: str) -> Any:
         directory, name = os.path.split(instance.get_path(key, compile_format))
@@ -114,7 +114,7 @@ def load_binary(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: A
 
 @verifier(f"{_CACHE}._write_manifest(self, cache_path)", why=_RECORD, issue=f"{_SOURCE}/cache/kernel_cache.py#L790")
 def save_kernel(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> None:
-    """_write_manifest, the last to write a kernel before it is published: attests all of it."""
+    """_write_manifest, which writes the last file of a kernel before TileLang publishes it, attests all of them."""
 
     def write(cache_path: str) -> None:
         wrapped(cache_path)
@@ -129,7 +129,7 @@ def save_kernel(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: A
     issue=f"{_SOURCE}/autotuner/param.py#L214",
 )
 def save_result(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> None:
-    """AutotuneResult._save_kernel_to_disk, the last to write a result before it is published: attests all of it."""
+    """AutotuneResult._save_kernel_to_disk, which writes the last file of a result, attests all of them."""
 
     def save(cache_path: Any, *rest: Any, **named: Any) -> None:
         wrapped(cache_path, *rest, **named)
@@ -142,7 +142,7 @@ def save_result(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: A
     f"{_BINARIES}.save(cls, key, compile_format, data)", why=_RECORD, issue=f"{_SOURCE}/cache/binary_cache.py#L150"
 )
 def save_binary(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> None:
-    """BinaryCache.save: attests the binary before it is published."""
+    """BinaryCache.save attests the binary before TileLang publishes it."""
 
     def save(key: str, compile_format: str, data: bytes) -> None:
         directory, name = os.path.split(instance.get_path(key, compile_format))
@@ -158,7 +158,7 @@ def save_binary(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: A
     issue=f"{_SOURCE}/jit/adapter/cutedsl/adapter.py#L342",
 )
 def save_cubin(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> None:
-    """_save_cubin_to_cache_if_needed, at the first launch: attests the cubin before it is copied."""
+    """_save_cubin_to_cache_if_needed attests the cubin with the kernel, before TileLang copies it at the first launch."""
     directory = getattr(instance, "_cache_path", None)
     if directory is not None and not getattr(instance, "_cubin_saved_to_cache", False):
         made_at = f"{os.path.splitext(instance.libpath)[0]}.cubin"
