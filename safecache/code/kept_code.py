@@ -6,11 +6,12 @@ import errno
 import hashlib
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from types import MappingProxyType
 from typing import Any
 
+from safecache.code import sources
 from safecache.errors import MissError
 from safecache.files import folders, opening
 from safecache.places import layout
@@ -23,7 +24,25 @@ from safecache.reporting.report import Refusal
 from safecache.settings import config
 from safecache.store import bundles, directories, entry_files, gate, manifests
 
-__all__ = ["discard", "fetch", "forbid_miss", "keep", "keep_content", "locate", "name_group"]
+__all__ = [
+    "HEADERS",
+    "discard",
+    "fetch",
+    "find_groups",
+    "find_libraries",
+    "forbid_miss",
+    "keep",
+    "keep_content",
+    "keep_library",
+    "locate",
+    "locate_library",
+    "name_group",
+    "name_library",
+]
+
+# SGLang's list of all files that a library was built from, beside it.
+HEADERS = "sgl_deps.json"
+
 
 _MODE = 0o777
 
@@ -99,6 +118,37 @@ def keep_content(ref: Ref, content: bytes, also: Mapping[str, Any] = MappingProx
     plugs.tiers.keep(ref, again=True)
 
 
+def name_library(path: str | os.PathLike[str]) -> CodeFile:
+    """Name a library after both of SGLang's keys: its directory, and the one above, state all that it is built of."""
+    path = os.path.abspath(path)
+    root = os.path.dirname(os.path.dirname(path))
+    return CodeFile(path, root, name=os.path.relpath(path, os.path.dirname(root)))
+
+
+def locate_library(scope: str) -> Ref:
+    """Return the ref of the copy of the library that SGLang builds in a directory of ``scope``.
+
+    ``scope``: its path ends in the target, the module and a hash of all that SGLang knows before the build.
+    """
+    return locate("/".join(["sglang", *scope.split(os.sep)[-3:]]), ".so")
+
+
+def keep_library(path: str, digest: bytes) -> None:
+    """Have Inductor's cache hold a copy of SGLang's library, with the list of what it was built from; as keep()."""
+    leaf = os.path.dirname(path)
+    headers = sources.text_at(os.path.join(leaf, HEADERS))
+    if headers is not None:
+        stated = {"leaf": os.path.basename(leaf), "headers": headers}
+        keep(locate_library(os.path.dirname(leaf)), path, digest, stated)
+
+
+def find_libraries(root: str) -> Iterator[CodeFile]:
+    """The libraries that SGLang has published below ``root``."""
+    for directory, _, names in os.walk(root):
+        if HEADERS in names:
+            yield from (name_library(os.path.join(directory, name)) for name in names if name.endswith(".so"))
+
+
 def name_group(directory: str, digests: Mapping[str, bytes]) -> tuple[CodeFile, bytes]:
     """Return what one record attests files by that a package stages and publishes together, and its digest of them.
 
@@ -111,6 +161,17 @@ def name_group(directory: str, digests: Mapping[str, bytes]) -> tuple[CodeFile, 
     above, name = os.path.split(directory)
     key = name.partition("_")[0]
     return CodeFile(directory, os.path.dirname(above), name=f"{key}/{digest.hex()}"), digest
+
+
+def find_groups(root: str) -> Iterator[tuple[str, list[str]]]:
+    """The directories that TileLang has published below ``root``, and the names of the files that it uses there."""
+    for directory, _, names in os.walk(root):
+        folder, key = os.path.split(directory)
+        kind = os.path.basename(folder)
+        if len(key) == 64 and kind in ("kernels", "autotuner"):
+            yield directory, [name for name in names if not name.startswith(".")]
+        elif len(key) == 64 and kind.endswith("-binaries"):
+            yield directory, [name for name in names if name.startswith("kernel.")]
 
 
 def discard(directory: str) -> None:

@@ -446,9 +446,9 @@ def attest_while(builds: Sequence[Build], directory: str) -> Iterator[None]:
 
 
 def find_builds(root: str) -> Iterator[Build]:
-    """The builds below ``root``, by their build.ninja, whoever wrote it. Raises OSError."""
+    """The builds below ``root``, by their build.ninja, whoever wrote it; not what SGLang has moved. Raises OSError."""
     for directory, _, names in os.walk(root):
-        if "build.ninja" in names:
+        if "build.ninja" in names and kept_code.HEADERS not in names:
             path = os.path.join(directory, "build.ninja")
             yield plan(path, os.fsdecode(opening.read_regular(path, opening.check_private(path))))
 

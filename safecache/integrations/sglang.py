@@ -12,8 +12,6 @@ from safecache.code import exec_directory, extension_builds, kept_code, sources
 from safecache.files import ownership
 from safecache.integrations import cute_dsl, vllm
 from safecache.patching.hook import BUILTIN_OPEN, verifier
-from safecache.places.layout import CodeFile
-from safecache.places.refs import Ref
 from safecache.reporting import events
 from safecache.reporting.kinds import Reason
 from safecache.settings import config
@@ -37,8 +35,6 @@ _SOURCE = "https://github.com/sgl-project/sglang/blob/v0.5.23/python/sglang/kern
 _COMPILE = "sglang.kernels.jit.utils.compile"
 _OBJECTS = "sglang.kernels.jit.cute_aot_cache:JITPersistentCache"
 _VARIABLE = "SGLANG_JIT_CACHE_DIR"
-# The list of all files that a library was built from, beside it.
-_HEADERS = "sgl_deps.json"
 
 
 @verifier(
@@ -86,13 +82,6 @@ def _objection(directory: str) -> str | None:
     return why
 
 
-def _file_of(library: Any) -> CodeFile:
-    """Name the library after both of SGLang's keys: its directory, and the one above, state all that it is built of."""
-    path = os.path.abspath(library)
-    root = os.path.dirname(os.path.dirname(path))
-    return CodeFile(path, root, name=os.path.relpath(path, os.path.dirname(root)))
-
-
 @verifier(
     f"{_COMPILE}.cache:find_prebuilt(*scope, *module_name)",
     why="SGLang takes whatever library lies beside a list of dependencies whose hash is the directory's name.",
@@ -111,7 +100,7 @@ def find_library(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: 
                 if _fetch(scope, f"{module_name}.so"):
                     continue
                 return None
-            file = _file_of(found)
+            file = kept_code.name_library(found)
             try:
                 if sources.settle_side_file(file.path, file.root, name=file.name):
                     return found
@@ -132,27 +121,22 @@ def _fetch(scope: Path, name: str) -> bool:
     """
     if _objection(str(scope)) is not None:
         return False
-    found = kept_code.fetch(_kept_ref(scope))
+    found = kept_code.fetch(kept_code.locate_library(str(scope)))
     if found is None:
         return False
     content, stated = found
-    leaf = scope / stated["leaf"]
-    library, headers = _file_of(leaf / name), leaf / _HEADERS
-    if os.path.lexists(library.path) and sources.text_at(str(headers)) == stated["headers"]:
+    library = kept_code.name_library(scope / stated["leaf"] / name)
+    headers = os.path.join(os.path.dirname(library.path), kept_code.HEADERS)
+    if os.path.lexists(library.path) and sources.text_at(headers) == stated["headers"]:
         return False
     try:
         gate.attest_file(library, content)
         entry_files.publish(library.path, content, library.root, 0o777)
         # Last, since SGLang passes over a directory without it.
-        entry_files.publish(str(headers), stated["headers"].encode(), library.root)
+        entry_files.publish(headers, stated["headers"].encode(), library.root)
     except OSError:
         return False  # SGLang's own library cannot be written either, which is reported
     return True
-
-
-def _kept_ref(scope: Path) -> Ref:
-    """Name the copy after SGLang's keys: the target, the module, and a hash of all that is known before the build."""
-    return kept_code.locate("/".join(["sglang", *scope.parts[-3:]]), ".so")
 
 
 @verifier(
@@ -167,7 +151,7 @@ def build_library(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs:
     """
     kept_code.forbid_miss(f"the library {kwargs['spec'].module_name}")
     library: Path = wrapped(*args, **kwargs)
-    path = _file_of(library).path
+    path = kept_code.name_library(library).path
     attestations.attest_in_process(path, digest=gate.digest_file(path))
     return library
 
@@ -182,14 +166,13 @@ def publish_library(wrapped: Callable[..., Any], instance: Any, args: Any, kwarg
 
     def publish(*, staging: Path, leaf: Path) -> Path:
         (built,) = staging.glob("*.so")
-        file, digest = _file_of(leaf / built.name), gate.digest_file(str(built))
-        stated = {"leaf": leaf.name, "headers": (staging / _HEADERS).read_text()}
+        file, digest = kept_code.name_library(leaf / built.name), gate.digest_file(str(built))
         if leaf.exists() and not gate.is_attested(file):
             kept_code.discard(str(leaf))
         if not leaf.exists():
             gate.attest_file(file, digest=digest)
         published: Path = wrapped(staging=staging, leaf=leaf)
-        kept_code.keep(_kept_ref(leaf.parent), file.path, digest, stated)
+        kept_code.keep_library(file.path, digest)
         return published
 
     return publish(*args, **kwargs)
@@ -201,10 +184,10 @@ def publish_library(wrapped: Callable[..., Any], instance: Any, args: Any, kwarg
     issue=f"{_SOURCE}/utils/compile/loader.py#L270",
 )
 def load_library(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    """_load verifies the library. Raises EntryRefusedError, in default mode too; SGLang then builds the library anew."""
+    """_load verifies the library. Raises EntryRefusedError, in default mode too; SGLang then builds another."""
 
     def load(library: Path) -> Any:
-        return wrapped(Path(exec_directory.load_path(_file_of(library))))
+        return wrapped(Path(exec_directory.load_path(kept_code.name_library(library))))
 
     return load(*args, **kwargs)
 

@@ -158,7 +158,7 @@ def save_binary(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: A
     issue=f"{_SOURCE}/jit/adapter/cutedsl/adapter.py#L342",
 )
 def save_cubin(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> None:
-    """_save_cubin_to_cache_if_needed attests the cubin with the kernel, before TileLang copies it at the first launch."""
+    """_save_cubin_to_cache_if_needed attests the cubin with its kernel, before TileLang copies it there."""
     directory = getattr(instance, "_cache_path", None)
     if directory is not None and not getattr(instance, "_cubin_saved_to_cache", False):
         made_at = f"{os.path.splitext(instance.libpath)[0]}.cubin"

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import NamedTuple
 
-from safecache.code import device_kernels, ninja_builds, packages
+from safecache.code import device_kernels, kept_code, ninja_builds, packages
 from safecache.errors import EntryRefusedError
 from safecache.files import folders, opening, ownership, parallel
 from safecache.places import layout
@@ -146,8 +146,8 @@ def adopt(root: str) -> Resealing:
 
     Or the package of AOTInductor which that names.
 
-    Compiled code is sealed too, by a record beside the cache; what ninja takes for up to date of its builds; and, in
-    Inductor's cache, the kernels that DeepGEMM has.
+    Compiled code is sealed too, by a record beside the cache; what ninja takes for up to date of its builds; what
+    SGLang and TileLang have published; and, in Inductor's cache, the kernels that DeepGEMM has.
 
     What somebody else could have written is never sealed: raises EntryRefusedError for a directory that is not
     private, and skips such files. Raises KeyringError without a key, OSError for a directory that cannot be read.
@@ -168,6 +168,8 @@ def adopt(root: str) -> Resealing:
 
     steps = [(location.path, partial(seal_file, location)) for location in layout.walk(root)]
     built = {path: step for build in ninja_builds.find_builds(root) for path, step in build.adoptions()}
+    steps += [(file.path, partial(_adopt_library, file)) for file in kept_code.find_libraries(root)]
+    steps += [(directory, partial(_adopt_group, directory, names)) for directory, names in kept_code.find_groups(root)]
     steps += [
         (file.path, partial(_adopt_code, file))
         for file in layout.code(root)
@@ -177,11 +179,33 @@ def adopt(root: str) -> Resealing:
 
 
 def _adopt_code(file: CodeFile) -> bool:
-    refusal = gate.refusal_for_file(file)
+    return _adopt_content(file, gate.refusal_for_file(file), lambda: _digest_private(file.path))
+
+
+def _adopt_library(file: CodeFile) -> bool:
+    digest = _digest_private(file.path)
+    is_sealed_now = _adopt_content(file, gate.refusal_for_file(file), lambda: digest)
+    if is_sealed_now:
+        kept_code.keep_library(file.path, digest)
+    return is_sealed_now
+
+
+def _adopt_group(directory: str, names: Iterable[str]) -> bool:
+    digests = {name: _digest_private(os.path.join(directory, name)) for name in names}
+    file, digest = kept_code.name_group(directory, digests)
+    return _adopt_content(file, gate.refusal_for_content(file, digest), lambda: digest)
+
+
+def _digest_private(path: str) -> bytes:
+    return opening.digest_regular(path, opening.check_private(path), flags=os.O_NOFOLLOW)
+
+
+def _adopt_content(file: CodeFile, refusal: Refusal | None, digest_of: Callable[[], bytes]) -> bool:
+    """Seal what is refused because no trusted key has; False if one has. Raises EntryRefusedError for anything else."""
     if refusal is None:
         return False
     if refusal.reason in trust.UNATTESTED:
-        digest = opening.digest_regular(file.path, opening.check_private(file.path), flags=os.O_NOFOLLOW)
+        digest = digest_of()
         refusal = gate.refusal_for_content(file, digest, is_private=True)
     if refusal is not None:
         raise EntryRefusedError(f"{refusal.reason.value}: {refusal.evidence}")

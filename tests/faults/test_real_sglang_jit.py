@@ -265,6 +265,23 @@ def test_directory_where_others_can_write_is_not_built_in(place):
     assert not place.file.exists() and {path for path in place.listed() if "/.safecache/" not in path} <= {*before}
 
 
+def test_what_stock_built_is_adopted(place):
+    place.run("stock")
+    command = [sys.executable, "-m", "safecache", "adopt", str(place.cache), "--json"]
+
+    def adopt():
+        done = subprocess.run(command, env=place.environment, cwd=place.base, stdout=subprocess.PIPE, timeout=200)
+        return json.loads(done.stdout)
+
+    assert adopt() == {"sealed": 1, "already_sealed": 0, "skipped": []}
+    assert place.kept.read_bytes() == place.file.read_bytes()
+    answer, ninjas, _, errors = place.run(SAFECACHE_STRICT="1")
+    assert (answer, ninjas) == (41, 0) and "safecache:" not in errors, errors
+    assert adopt() == {"sealed": 0, "already_sealed": 1, "skipped": []}
+    place.file.unlink()
+    assert place.run()[:2] == (41, 0), "its copy states the same headers"
+
+
 @needs_root
 def test_read_only_library_that_does_not_verify_ends_nothing(place):
     with small_disks.mounted(place.cache, "size=20m"):

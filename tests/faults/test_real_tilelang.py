@@ -202,6 +202,18 @@ def test_what_stock_tilelang_has_built_is_built_again_once(built, what):
     assert answer.result == 0 and answer.warnings == [], answer
 
 
+def test_what_stock_tilelang_has_built_is_adopted(built):
+    found = sum(1 for name in ("kernels", "autotuner", "cuda-binaries") for _ in built.cache.rglob(f"{name}/*"))
+    writable = built.find("params.json", "result")
+    writable.chmod(0o666)
+    answer = built.home.run("safecache.upkeep.audit:adopt", root=str(built.cache))
+    sealed, already_sealed, skipped = answer.result
+    assert (sealed, already_sealed, [path for path, _ in skipped]) == (found - 1, 0, [str(writable.parent)]), answer
+    for what in ("kernel", "binary"):
+        answer = built.made(what)
+        assert answer.result == 0 and answer.warnings == [], answer
+
+
 @pytest.mark.parametrize("what", SCENES)
 def test_strict_mode_raises(built, what):
     answer = built.run(what, strict=True)
