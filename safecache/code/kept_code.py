@@ -28,6 +28,7 @@ __all__ = [
     "HEADERS",
     "discard",
     "fetch",
+    "fetch_library",
     "find_groups",
     "find_libraries",
     "forbid_miss",
@@ -35,14 +36,12 @@ __all__ = [
     "keep_content",
     "keep_library",
     "locate",
-    "locate_library",
     "name_group",
     "name_library",
 ]
 
 # SGLang's list of all files that a library was built from, beside it.
 HEADERS = "sgl_deps.json"
-
 
 _MODE = 0o777
 
@@ -125,12 +124,36 @@ def name_library(path: str | os.PathLike[str]) -> CodeFile:
     return CodeFile(path, root, name=os.path.relpath(path, os.path.dirname(root)))
 
 
-def locate_library(scope: str) -> Ref:
+def _locate_library(scope: str) -> Ref:
     """Return the ref of the copy of the library that SGLang builds in a directory of ``scope``.
 
-    ``scope``: its path ends in the target, the module and a hash of all that SGLang knows before the build.
+    Its path ends in the target, the module and a hash of all that SGLang knows before the build.
     """
     return locate("/".join(["sglang", *scope.split(os.sep)[-3:]]), ".so")
+
+
+def fetch_library(scope: str, name: str) -> bool:
+    """Publish the copy of SGLang's library where SGLang looks for it; tell whether SGLang lacked that there.
+
+    SGLang itself then finds out whether the library was built from the headers of now. Raises the reason's error in
+    strict mode.
+    """
+    found = fetch(_locate_library(scope))
+    if found is None:
+        return False
+    content, stated = found
+    leaf = os.path.join(scope, stated["leaf"])
+    library, headers = name_library(os.path.join(leaf, name)), os.path.join(leaf, HEADERS)
+    if os.path.lexists(library.path) and sources.text_at(headers) == stated["headers"]:
+        return False
+    try:
+        gate.attest_file(library, content)
+        entry_files.publish(library.path, content, scope, _MODE)
+        # Last, since SGLang passes over a directory without it.
+        entry_files.publish(headers, stated["headers"].encode(), scope)
+    except OSError:
+        return False  # SGLang's own library cannot be written either, which is reported
+    return True
 
 
 def keep_library(path: str, digest: bytes) -> None:
@@ -139,7 +162,7 @@ def keep_library(path: str, digest: bytes) -> None:
     headers = sources.text_at(os.path.join(leaf, HEADERS))
     if headers is not None:
         stated = {"leaf": os.path.basename(leaf), "headers": headers}
-        keep(locate_library(os.path.dirname(leaf)), path, digest, stated)
+        keep(_locate_library(os.path.dirname(leaf)), path, digest, stated)
 
 
 def find_libraries(root: str) -> Iterator[CodeFile]:

@@ -15,7 +15,7 @@ from safecache.patching.hook import BUILTIN_OPEN, verifier
 from safecache.reporting import events
 from safecache.reporting.kinds import Reason
 from safecache.settings import config
-from safecache.store import attestations, entry_files, gate
+from safecache.store import attestations, gate
 from safecache.tiers import directory_faults
 from safecache.tiers.directory_faults import Immovable
 
@@ -97,7 +97,8 @@ def find_library(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: 
         while True:
             found: Path | None = wrapped(scope=scope, module_name=module_name)
             if found is None:
-                if _fetch(scope, f"{module_name}.so"):
+                is_usable = _objection(str(scope)) is None
+                if is_usable and kept_code.fetch_library(os.path.abspath(scope), f"{module_name}.so"):
                     continue
                 return None
             file = kept_code.name_library(found)
@@ -112,31 +113,6 @@ def find_library(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: 
                 return None
 
     return find(*args, **kwargs)
-
-
-def _fetch(scope: Path, name: str) -> bool:
-    """Publish the copy that Inductor's cache or a tier has of the library; tell whether SGLang lacked it there.
-
-    SGLang itself then finds out whether the headers that the library was built from are those of now.
-    """
-    if _objection(str(scope)) is not None:
-        return False
-    found = kept_code.fetch(kept_code.locate_library(str(scope)))
-    if found is None:
-        return False
-    content, stated = found
-    library = kept_code.name_library(scope / stated["leaf"] / name)
-    headers = os.path.join(os.path.dirname(library.path), kept_code.HEADERS)
-    if os.path.lexists(library.path) and sources.text_at(headers) == stated["headers"]:
-        return False
-    try:
-        gate.attest_file(library, content)
-        entry_files.publish(library.path, content, library.root, 0o777)
-        # Last, since SGLang passes over a directory without it.
-        entry_files.publish(headers, stated["headers"].encode(), library.root)
-    except OSError:
-        return False  # SGLang's own library cannot be written either, which is reported
-    return True
 
 
 @verifier(

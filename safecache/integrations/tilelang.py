@@ -6,6 +6,7 @@ import hashlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from safecache.code import kept_code
@@ -237,18 +238,15 @@ def _settle(directory: str, names: Sequence[str]) -> bool:
         refusal = Refusal(Reason.UNREADABLE, error.evidence)
     except OSError:
         return False  # another process has moved it away, or nobody can read it
-    root = os.path.dirname(os.path.dirname(directory))
     if refusal is None:
         events.count(Count.CODE_VERIFIED)
         return not _has_exposed(directory, found)
-    accepted = [_is_accepted(CodeFile(path, root), refusal._replace(found=found[path])) for path in found]
+    accepted = []
+    for path, status in found.items():
+        file = CodeFile(path, os.path.dirname(os.path.dirname(directory)))
+        try:
+            accepted.append(gate.accept_or_quarantine(file, partial(refusal._replace, found=status)))
+        except Immovable as error:
+            report.refuse(error.refusal or refusal, file.kind, path, "It is left there, and compiled anew.")
+            accepted.append(False)
     return all(accepted) and not _has_exposed(directory, found)
-
-
-def _is_accepted(file: CodeFile, refusal: Refusal) -> bool:
-    """Tell whether a refused file is used all the same; else it is quarantined, or reported where it has to stay."""
-    try:
-        return gate.accept_or_quarantine(file, lambda: refusal)
-    except Immovable as error:
-        report.refuse(error.refusal or refusal, file.kind, file.path, "It is left there, and compiled anew.")
-    return False

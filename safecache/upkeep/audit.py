@@ -168,7 +168,9 @@ def adopt(root: str) -> Resealing:
 
     steps = [(location.path, partial(seal_file, location)) for location in layout.walk(root)]
     built = {path: step for build in ninja_builds.find_builds(root) for path, step in build.adoptions()}
-    steps += [(file.path, partial(_adopt_library, file)) for file in kept_code.find_libraries(root)]
+    steps += [
+        (file.path, partial(_adopt_code, file, kept_code.keep_library)) for file in kept_code.find_libraries(root)
+    ]
     steps += [(directory, partial(_adopt_group, directory, names)) for directory, names in kept_code.find_groups(root)]
     steps += [
         (file.path, partial(_adopt_code, file))
@@ -178,16 +180,9 @@ def adopt(root: str) -> Resealing:
     return each([*steps, *built.items(), *device_kernels.adoptions(root)])
 
 
-def _adopt_code(file: CodeFile) -> bool:
-    return _adopt_content(file, gate.refusal_for_file(file), lambda: _digest_private(file.path))
-
-
-def _adopt_library(file: CodeFile) -> bool:
-    digest = _digest_private(file.path)
-    is_sealed_now = _adopt_content(file, gate.refusal_for_file(file), lambda: digest)
-    if is_sealed_now:
-        kept_code.keep_library(file.path, digest)
-    return is_sealed_now
+def _adopt_code(file: CodeFile, keep: Callable[[str, bytes], None] = lambda *_: None) -> bool:
+    refusal = gate.refusal_for_file(file)
+    return _adopt_content(file, refusal, lambda: _digest_private(file.path), keep)
 
 
 def _adopt_group(directory: str, names: Iterable[str]) -> bool:
@@ -200,7 +195,12 @@ def _digest_private(path: str) -> bytes:
     return opening.digest_regular(path, opening.check_private(path), flags=os.O_NOFOLLOW)
 
 
-def _adopt_content(file: CodeFile, refusal: Refusal | None, digest_of: Callable[[], bytes]) -> bool:
+def _adopt_content(
+    file: CodeFile,
+    refusal: Refusal | None,
+    digest_of: Callable[[], bytes],
+    keep: Callable[[str, bytes], None] = lambda *_: None,
+) -> bool:
     """Seal what is refused because no trusted key has; False if one has. Raises EntryRefusedError for anything else."""
     if refusal is None:
         return False
@@ -210,6 +210,7 @@ def _adopt_content(file: CodeFile, refusal: Refusal | None, digest_of: Callable[
     if refusal is not None:
         raise EntryRefusedError(f"{refusal.reason.value}: {refusal.evidence}")
     gate.attest_file(file, digest=digest)
+    keep(file.path, digest)
     return True
 
 
