@@ -264,7 +264,7 @@ def confirmed(
     stderr = outcome.stderr + (f"\n-- and in the second run --\n{again[1].stderr}" if again else "")
     report, problem = None, ""
     try:
-        report = reports.write(reports.Facts(request, ended, found.stage, job["source"], stderr, directory))
+        report = reports.write(request, ended, found.stage, stderr, directory)
     except OSError as error:
         problem = f"{error.strerror}"
     note = Note(found, request.source.name, reports.config_of(request), report, time.time())

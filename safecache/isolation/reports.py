@@ -13,7 +13,7 @@ import secrets
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any
 
 from safecache._version import __version__
 from safecache.files import folders, opening
@@ -25,127 +25,11 @@ from safecache.settings import timestamps
 from safecache.store import groups
 
 __all__ = [
-    "Facts",
     "config_of",
-    "kernel_script",
     "listed",
-    "script",
     "stage_in",
     "write",
 ]
-
-_PROGRAM = '''\
-"""Has Triton {triton} crash as it did when it read {kernel}. Needs no GPU: python reproduce.py"""
-
-from __future__ import annotations
-
-import importlib
-import os
-import tempfile
-from types import ModuleType
-
-import triton
-import triton.language as tl
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
-
-
-def module(name, parts):
-    made = ModuleType(name)
-    vars(made).update(parts)
-    return made
-
-
-{values}
-
-
-{functions}
-
-
-{aliases}
-source = ASTSource({function}, {signature}, {constants}, {attributes})
-os.environ["TRITON_CACHE_DIR"] = tempfile.mkdtemp()
-triton.compile(source, target=GPUTarget({backend!r}, {arch!r}, {warp_size!r}), options={options!r})
-'''
-
-
-class _UnwritableError(Exception):
-    """No expression evaluates to this value."""
-
-
-def kernel_script(encoded: dict[str, Any], described: dict[str, Any], options: dict[str, Any]) -> str | None:
-    """A program that reproduces the crash from the kernel's source; None if impossible. ``encoded``: as in Facts."""
-    if encoded.get("kind") != "kernel" or encoded["language"] != "triton":
-        return None
-    functions = encoded["functions"]
-    names = [record["name"] for record in functions]
-    # As of one module.
-    found: dict[str, Any] = {}
-    for scope in (*encoded["scopes"], *(record["free"] for record in functions)):
-        if any(found.setdefault(name, value) != value for name, value in scope.items()):
-            return None
-    known = found | {name: {"function": number} for number, name in enumerate(names)}
-    if len(set(names)) < len(names) or any(known[name] != value for name, value in found.items()):
-        return None
-    others = {name: value for name, value in known.items() if name not in names and value != {"absent": None}}
-    try:
-        return _PROGRAM.format(
-            triton=described["versions"]["triton"],
-            kernel=described["kernel"],
-            values="\n".join(_assignment(n, value, names) for n, value in others.items() if not _is_function(value)),
-            functions="\n\n\n".join(_decorated(record, names) for record in functions),
-            aliases="\n".join(_assignment(n, value, names) for n, value in others.items() if _is_function(value)),
-            function=names[0],
-            signature=_expression(encoded["signature"], names),
-            constants=_expression(encoded["constants"], names),
-            attributes=_expression(encoded["attributes"], names),
-            options=options,
-            **described["target"],
-        )
-    except _UnwritableError:
-        return None
-
-
-def _is_function(value: Any) -> bool:
-    return isinstance(value, dict) and "function" in value
-
-
-def _assignment(name: str, value: Any, names: list[str]) -> str:
-    return f"{name} = {_expression(value, names)}"
-
-
-def _decorated(record: dict[str, Any], names: list[str]) -> str:
-    given = {name: value for name, value in record["settings"].items() if value not in (None, {"list": []})}
-    arguments = ", ".join(_assignment(name, value, names) for name, value in given.items())
-    return f"@triton.jit({arguments})\n{record['source'].rstrip()}"
-
-
-def _expression(encoded: Any, names: list[str]) -> str:
-    """A Python expression for a value that values.Encoder has encoded. Raises _UnwritableError."""
-    if not isinstance(encoded, dict):
-        return repr(encoded)
-    ((kind, content),) = encoded.items()
-    match kind:
-        case "triton":
-            return f"importlib.import_module({content[0]!r}).{content[1]}"
-        case "function":
-            return names[content]
-        case "namespace":
-            pairs = (f"{part!r}: {_expression(value, names)}" for part, value in content[1].items())
-            return f"module({content[0]!r}, {{{', '.join(pairs)}}})"
-        case "dict":
-            return f"{{{', '.join(f'{_expression(k, names)}: {_expression(v, names)}' for k, v in content)}}}"
-        case "tuple" | "list":
-            return f"{kind}([{', '.join(_expression(each, names) for each in content)}])"
-        case "float" | "dtype" | "module":
-            function = {"float": "float.fromhex", "dtype": "tl.dtype", "module": "importlib.import_module"}[kind]
-            return f"{function}({content!r})"
-        case "constexpr":
-            return f"tl.constexpr({_expression(content, names)})"
-        case "pointer":
-            element, address_space, const = content
-            return f"tl.pointer_type({_expression(element, names)}, {address_space!r}, {const!r})"
-    raise _UnwritableError
 
 
 def config_of(request: Request) -> dict[str, Any]:
@@ -196,66 +80,32 @@ def _plain(value: Any) -> Any:
     return value if value is None or isinstance(value, (bool, int, float, str)) else repr(value)
 
 
-_HEAD = '''\
+_PROGRAM = '''\
 """Has Triton {triton} crash as it did when it made the {stage} of {kernel}. Needs no GPU: python reproduce.py"""
 
 import os
 
-{imports}
-path = os.path.join(os.path.dirname(os.path.abspath(__file__)), {input!r})
-target = GPUTarget({backend!r}, {arch!r}, {warp_size!r})
-options = {options!r}
-'''
+from triton._C.libtriton import ir
+from triton.backends.compiler import GPUTarget, Language
+from triton.compiler.compiler import make_backend
 
+path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "kernel.source")
+target = GPUTarget({backend!r}, {arch!r}, {warp_size!r})
 # Not triton.compile(): that takes no IR as it is before the first stage.
-_FROM_SOURCE = """
 backend = make_backend(target)
-options = backend.parse_options(options)
+options = backend.parse_options({options!r})
 context = ir.context()
 ir.load_dialects(context)
 backend.load_dialects(context)
 module = ir.parse_mlir_module(path, context)
 module.context = context
-stages = {}
-backend.add_stages(stages, options, Language.%s)
-metadata = {"target": target, **options.__dict__}
+stages = {{}}
+backend.add_stages(stages, options, Language.{language})
+metadata = {{"target": target, **options.__dict__}}
 for stage, lower in stages.items():
     print(stage, flush=True)
     module = lower(module, metadata)
-"""
-_IMPORTS = """\
-from triton._C.libtriton import ir
-from triton.backends.compiler import GPUTarget, Language
-from triton.compiler.compiler import make_backend
-"""
-
-_FROM_IR = """
-os.environ["TRITON_CACHE_DIR"] = tempfile.mkdtemp()
-triton.compile(path, target=target, options=options)
-"""
-_IMPORTS_FOR_IR = """\
-import tempfile
-
-import triton
-from triton.backends.compiler import GPUTarget
-"""
-
-
-def script(described: dict[str, Any], options: dict[str, Any], language: str, input: str, stage: str) -> str:
-    """A program that reproduces the crash from the file ``input`` beside it: the front end's ".source", or later IR."""
-    is_source = input.endswith(".source")
-    head = _HEAD.format(
-        triton=described["versions"]["triton"],
-        stage=stage,
-        kernel=described["kernel"],
-        imports=_IMPORTS if is_source else _IMPORTS_FOR_IR,
-        input=input,
-        options=options,
-        **described["target"],
-    )
-    return head + (_FROM_SOURCE % language if is_source else _FROM_IR)
-
-
+'''
 _SUMMARY = "report.json"
 # Older reports are removed: the latest matter, and a kernel's IR can have megabytes.
 _MOST_REPORTS, _MOST_BYTES, _LARGEST_FILE = 100, 64 << 20, 8 << 20
@@ -263,31 +113,20 @@ _TAKEN = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR)
 _NAME = re.compile(r"[0-9a-f]{16}(-\d+)?")
 
 
-class Facts(NamedTuple):
-    """How the compile of ``request`` ended, by what limit, and at which ``stage``; ``directory``: with Triton's files.
+def write(request: Request, ended: dict[str, Any], stage: str, stderr: str, directory: str) -> str:
+    """Report how a compile ended, at which ``stage``; ``directory``: with Triton's files. Raises OSError.
 
-    ``encoded``: what encoding.encode() has made of it, for a reproducer.
+    Returns the report's directory; that of an earlier one, if the same compile has crashed before.
     """
-
-    request: Request
-    ended: dict[str, Any]
-    stage: str
-    encoded: dict[str, Any]
-    stderr: str
-    directory: str
-
-
-def write(facts: Facts) -> str:
-    """The directory of the report; that of an earlier one, if the same compile has crashed before. Raises OSError."""
-    root = facts.request.root
+    root = request.root
     parent = ours.metadata_path(root, ours.CRASHES)
     with folders.open_subdirectory(root, (ours.FOLDER, ours.CRASHES), make=True) as reports:
         draft = f".{secrets.token_hex(8)}"
         try:
             with reports.enter(draft, make=True) as report:
-                for name, content in _contents(facts):
+                for name, content in _contents(request, ended, stage, stderr, directory):
                     report.write(name, content[:_LARGEST_FILE])
-            place = _publish(draft, reports, parent, facts.request.hash)
+            place = _publish(draft, reports, parent, request.hash)
         finally:
             with suppress(OSError):
                 reports.remove(draft)
@@ -309,36 +148,40 @@ def _publish(draft: str, reports: Folder, parent: str, hash: str) -> str:
     raise AssertionError
 
 
-def _contents(facts: Facts) -> Iterator[tuple[str, bytes]]:
-    request = facts.request
+def _contents(
+    request: Request, ended: dict[str, Any], stage: str, stderr: str, top: str
+) -> Iterator[tuple[str, bytes]]:
     source, described = request.source, _describe(request)
     moment = timestamps.write(time.time())
-    summary = {"hash": request.hash, "time": moment, "ended": facts.ended, "stage": facts.stage} | described
+    summary = {"hash": request.hash, "time": moment, "ended": ended, "stage": stage} | described
     yield _SUMMARY, json.dumps(summary, indent=1, default=repr).encode()
-    yield "stderr.txt", facts.stderr.encode(errors="backslashreplace")
+    yield "stderr.txt", stderr.encode(errors="backslashreplace")
     # As its author wrote it, or as IR.
     text = str(getattr(source, "src", "") or getattr(getattr(source, "fn", None), "src", ""))
     ir = "" if hasattr(source, "fn") else source.ext
     yield f"kernel.{ir or 'txt'}", text.encode(errors="backslashreplace")
     # Without ptxas's temporary files.
-    top = facts.directory
     walked = [each for each in os.walk(top) if TEMPORARY not in each[0][len(top) :].split(os.sep)]
     found = sorted(os.path.join(directory, name) for directory, _, names in walked for name in names)
     stages = {os.path.splitext(path)[1][1:]: path for path in found}
-    reached = [stage for stage in STAGES if stage in stages or stage == ir]
+    reached = [each for each in STAGES if each in stages or each == ir]
     # What the compile started from, and the input of the stage that crashed.
-    for stage in {*reached[:1], *reached[-1:]} - {ir}:
-        yield f"kernel.{stage}", _read(stages[stage])
+    for each in {*reached[:1], *reached[-1:]} - {ir}:
+        yield f"kernel.{each}", _read(stages[each])
     # Both runs have the same output of the front end: one copy is enough.
     for name, path in {os.path.basename(path): path for path in found if path.endswith(".mlir")}.items():
         yield name, _read(path)
-    # Those whose repr() evaluates to the same value.
-    options = {name: value for name, value in vars(request.options).items() if _is_literal(value)}
-    if not reached:
-        program = kernel_script(facts.encoded, described, options)
-    else:
-        program = script(described, options, source.language.name, f"kernel.{reached[0]}", facts.stage)
-    if program is not None:
+    if "source" in reached:
+        # Those whose repr() evaluates to the same value.
+        options = {name: value for name, value in vars(request.options).items() if _is_literal(value)}
+        program = _PROGRAM.format(
+            triton=described["versions"]["triton"],
+            stage=stage,
+            kernel=described["kernel"],
+            options=options,
+            language=source.language.name,
+            **described["target"],
+        )
         yield "reproduce.py", program.encode(errors="backslashreplace")
 
 

@@ -17,17 +17,16 @@ import pytest
 from crashes.conftest import SECRET
 from crashes.crash_names import DEADLY
 from safecache.isolation import reports
-from safecache.isolation.reports import Facts
 
 of_crashed = pytest.mark.xdist_group("crashed")
 
 
-def reproduced(crash, tmp_path, seconds=120):
-    """What becomes of the report's script within so many seconds of the CPU, where there is nothing but Triton."""
+def reproduced(crash, tmp_path):
+    """What becomes of the report's script within two minutes of the CPU, where there is nothing but Triton."""
 
     def limit():
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
+        resource.setrlimit(resource.RLIMIT_CPU, (120, 121))
 
     environment = {"HOME": str(tmp_path), "PATH": "/usr/bin:/bin", "TRITON_CACHE_DIR": str(tmp_path / "cache")}
     command = [sys.executable, "-E", os.path.join(crash["report"], "reproduce.py")]
@@ -48,18 +47,12 @@ def test_script_of_the_report_fails_in_the_same_pass(crashed, tmp_path):
     assert "Assertion `" in done.stderr and "PassManager::run failed" in done.stderr
 
 
-def test_hang_ends_with_the_timeout_and_so_does_the_script_of_its_report(home, tmp_path):
+def test_hang_ends_with_the_timeout(home):
     crashes = home.compile("hang", "endless", env={"SAFECACHE_COMPILE_TIMEOUT": "2"}).result
     for crash in crashes:
         assert (crash["error"], crash["how"]) == ("TritonCompileCrash", "timeout")
         assert "more than 2 s" in crash["text"] and "SAFECACHE_ISOLATE=1,timeout=" in crash["text"]
-    assert crashes[1]["stage"] == "source"
-    assert reproduced(crashes[1], tmp_path, seconds=3).returncode == -signal.SIGXCPU
-    program = Path(crashes[1]["report"], "reproduce.py")
-    program.write_text(program.read_text().replace(str(10**9), "3"))
-    done = reproduced(crashes[1], tmp_path)
-    # It is for the number of steps that it hangs.
-    assert done.returncode == 0, done.stderr
+    assert crashes[1]["stage"] == "source" and not os.path.exists(os.path.join(crashes[1]["report"], "reproduce.py"))
 
 
 @of_crashed
@@ -138,13 +131,13 @@ def facts(root, hash, size=0):
     source = SimpleNamespace(name="k", fn=function, signature={}, language=SimpleNamespace(name="TRITON"))
     backend = SimpleNamespace(target=SimpleNamespace(backend="cuda", arch=90, warp_size=32))
     request = SimpleNamespace(root=str(root), hash=hash, source=source, backend=backend, options=SimpleNamespace())
-    return Facts(request, {"words": "SIGABRT"}, "ptx", {}, "x" * size, "/nonexistent")
+    return request, {"words": "SIGABRT"}, "ptx", "x" * size, "/nonexistent"
 
 
 def test_report_never_replaces_that_of_another_kernel(tmp_path):
-    first = reports.write(facts(str(tmp_path), "ab" * 32))
-    other = reports.write(facts(str(tmp_path), "ab" * 8 + "cd" * 24))
-    assert reports.write(facts(str(tmp_path), "ab" * 32)) == first != other
+    first = reports.write(*facts(str(tmp_path), "ab" * 32))
+    other = reports.write(*facts(str(tmp_path), "ab" * 8 + "cd" * 24))
+    assert reports.write(*facts(str(tmp_path), "ab" * 32)) == first != other
     assert {path: summary["hash"] for path, summary in reports.listed(str(tmp_path)).items()} == {
         first: "ab" * 32,
         other: "ab" * 8 + "cd" * 24,
@@ -153,18 +146,18 @@ def test_report_never_replaces_that_of_another_kernel(tmp_path):
 
 def test_reports_are_the_latest_so_many(tmp_path, monkeypatch):
     monkeypatch.setattr(reports, "_MOST_REPORTS", 3)
-    written = [reports.write(facts(str(tmp_path), f"{number:064x}"[::-1])) for number in range(5)]
+    written = [reports.write(*facts(str(tmp_path), f"{number:064x}"[::-1])) for number in range(5)]
     for age, path in enumerate(written[:-1]):
         if os.path.exists(path):
             os.utime(path, (age, age))
-    last = reports.write(facts(str(tmp_path), "ff" * 32))
+    last = reports.write(*facts(str(tmp_path), "ff" * 32))
     assert sorted(reports.listed(str(tmp_path))) == sorted([*written[3:], last])
 
 
 def test_reports_hold_so_many_bytes(tmp_path, monkeypatch):
     monkeypatch.setattr(reports, "_MOST_BYTES", 10_000)
-    reports.write(facts(str(tmp_path), "ab" * 32, size=6_000))
-    last = reports.write(facts(str(tmp_path), "cd" * 32, size=6_000))
+    reports.write(*facts(str(tmp_path), "ab" * 32, size=6_000))
+    last = reports.write(*facts(str(tmp_path), "cd" * 32, size=6_000))
     assert list(reports.listed(str(tmp_path))) == [last]
 
 

@@ -71,7 +71,7 @@ def test_crash_report_is_not_written_through_a_link_and_prunes_nothing_there(tmp
     root = tmp_path / "cache"
     link(root / ".safecache" / "crashes", documents)
     with pytest.raises(OSError, match="Not a directory"):
-        reports.write(facts(str(root), "ab" * 32))
+        reports.write(*facts(str(root), "ab" * 32))
 
 
 def test_what_only_has_the_name_of_a_report_is_not_pruned(tmp_path, monkeypatch):
@@ -80,7 +80,7 @@ def test_what_only_has_the_name_of_a_report_is_not_pruned(tmp_path, monkeypatch)
     other.mkdir(parents=True)
     (other / "letter").write_text("dear")
     for hash in ("ab" * 32, "cd" * 32):
-        reports.write(facts(str(tmp_path), hash))
+        reports.write(*facts(str(tmp_path), hash))
     assert (other / "letter").exists() and len(reports.listed(str(tmp_path))) == 1
 
 

@@ -130,7 +130,7 @@ TASKS = {
     "look up": task(look_up),
     "set aside": task(set_aside),
     "sweep": task(lambda root: eviction.sweep(root, Limits(age=DAY), now=time.time())),
-    "crash report": task(lambda root: reports.write(facts(root, "ab" * 32))),
+    "crash report": task(lambda root: reports.write(*facts(root, "ab" * 32))),
     "note of a crash": task(partial(crashes.forget, hash="ab" * 32)),
     "record of a key": task(remember),
 }
