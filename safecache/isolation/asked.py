@@ -108,7 +108,7 @@ def make(
         return found
     # Not at the top, since a process that only hits needs none of it.
     from safecache.isolation import compiling
-    from safecache.isolation.request import Request, current_limits
+    from safecache.isolation.client import Request, current_limits
 
     if stays(request.source.name):
         return found

@@ -1,8 +1,10 @@
-"""The compile service, as used by a process that compiles; it runs as many jobs at once as the process has CPUs."""
+"""The compile service, as used by a process that compiles: what is wanted of it, and how that ended."""
 
 from __future__ import annotations
 
 import functools
+import hashlib
+import itertools
 import math
 import os
 import re
@@ -16,18 +18,29 @@ from pathlib import PurePath
 from typing import Any, NamedTuple
 
 from safecache.isolation import protocol
-from safecache.isolation.connection import Ended, Limits, ServerGoneError, ServiceUnavailable
-from safecache.isolation.pool import Pool, UnreadError, Worker
+from safecache.isolation.connection import (
+    Connection,
+    Ended,
+    ServerGoneError,
+    ServerLimits,
+    ServiceUnavailable,
+    UnreadError,
+    Worker,
+)
+from safecache.reporting.waits import Breaker
 from safecache.session import Part, call_at_exit
-from safecache.settings import config
+from safecache.settings import config, settings
 
 __all__ = [
     "Ending",
     "Limits",
     "Outcome",
+    "Request",
+    "ServerLimits",
     "Service",
     "ServiceUnavailable",
     "current",
+    "current_limits",
     "is_out_of_memory",
     "of_death",
     "of_timeout",
@@ -45,9 +58,20 @@ _OUT_OF_MEMORY = re.compile(
     r"out of memory|std::bad_alloc|MemoryError|cannot allocate memory|memory allocation fail|allocation failed",
     re.IGNORECASE,
 )
+# A worker is no longer used so many seconds before it would end for lack of use.
+_MARGIN = 5.0
+# Seconds without another try, once a server could not be started or has ended twice in a row.
+_PAUSE = 600.0
+_MOST_DEATHS = 2
 # Share of the limit: code that does not check its allocations ends in other ways, such as with SIGSEGV.
 _FULL = 0.9
 _ERRORS = ("MemoryError", "builtins.MemoryError")
+
+# Seconds. A sound compile of a large kernel takes minutes at most. While autotuning, a slow one is not worth the wait:
+# there are other configurations to choose from.
+_TIMEOUT, _TIMEOUT_WHILE_TUNING = 600.0, 120.0
+_MOST_MEMORY = 16 * 10**9
+_CGROUP_LIMIT = "/sys/fs/cgroup/memory.max"
 
 
 class Ending(NamedTuple):
@@ -99,7 +123,8 @@ class Service:
     """Runs jobs in worker processes, which they may crash, as many at once as there are usable CPUs.
 
     ``jobs``: the module whose ``run(job, directory)`` runs in a worker; ``imports``: modules that the worker must
-    import from the same files as this process. A forked child has a service without a server until it needs one.
+    import from the same files as this process. Workers are forked on demand, and reused while they are fit. A forked
+    child has a service without a server until it needs one.
     """
 
     def __init__(
@@ -107,19 +132,31 @@ class Service:
         jobs: str = "safecache.isolation.job",
         imports: tuple[str, ...] = ("triton",),
         *,
-        limits: Limits | None = None,
+        limits: ServerLimits | None = None,
         size: int | None = None,
     ) -> None:
-        self._limits = limits or Limits()
+        self._jobs = jobs
+        self._imports = imports
+        self._limits = limits or ServerLimits()
         self.size = size or workers()
-        self._pool = Pool(jobs, imports, self._limits)
-        self._slots = threading.BoundedSemaphore(self.size)
+        self._begin()
         _state.now.services.add(self)
+
+    def _begin(self) -> None:
+        self._slots = threading.BoundedSemaphore(self.size)
+        self._lock = threading.RLock()
+        self._connection: Connection | None = None
+        self._idle: list[Worker] = []
+        self._in_use = 0
+        self._numbers = itertools.count(1)
+        self._deaths = 0
+        self._refusal = ""
+        self._failing = Breaker()
 
     def start(self) -> None:
         """Start the server if there is none, without waiting for it. Never raises: run() says why if that fails."""
         with suppress(ServiceUnavailable):
-            self._pool.connect()
+            self.connect()
 
     def run(self, job: dict[str, Any], directory: str, *, timeout: float, memory: int) -> Outcome:
         """Have a worker run ``job``, for at most ``timeout`` seconds and ``memory`` bytes in each process.
@@ -139,9 +176,14 @@ class Service:
             raise ServiceUnavailable(str(error)) from error
         with self._slots:
             for _ in range(_ATTEMPTS):
-                worker = self._pool.take()
-                with suppress(UnreadError, ServerGoneError):  # the next attempt raises if that persists
+                worker = self._take()
+                try:
                     return self._run(worker, request, timeout, memory)
+                except (UnreadError, ServerGoneError):
+                    continue  # the next attempt raises if that persists
+                finally:
+                    with self._lock:
+                        self._in_use -= 1
         raise ServiceUnavailable("one worker after the other is gone before it has read the job")
 
     def close(self) -> None:
@@ -149,12 +191,18 @@ class Service:
 
         Jobs then running raise ServiceUnavailable; a later run() starts another server.
         """
-        self._pool.close()
+        with self._lock:
+            connection = self._connection
+            self._drop()
+        if connection is not None:
+            connection.is_given_up = True
+            connection.close()
 
     def forget(self) -> None:
         """In a forked child: drop the parent's server and workers."""
-        self._pool = self._pool.in_child()
-        self._slots = threading.BoundedSemaphore(self.size)
+        if self._connection is not None:
+            self._connection.forget()
+        self._begin()
 
     def _run(self, worker: Worker, request: bytes, timeout: float, memory: int) -> Outcome:
         """Raises UnreadError or ServerGoneError if the job was not run for that reason, and ServiceUnavailable."""
@@ -176,7 +224,7 @@ class Service:
             raise
         seconds = time.monotonic() - started
         if reply is None:
-            ended = self._pool.end(worker, grace=_GRACE)
+            ended = self._end(worker, _GRACE)
             said = worker.output.take()
             return Outcome(None, of_death(ended, said, memory), said, seconds, ended.peak)
         said = worker.output.take()
@@ -185,7 +233,7 @@ class Service:
         is_worn = worker.jobs >= self._limits.jobs or resident > self._limits.resident
         if is_worn or reply.get("tainted") or ("error" in reply and said):
             return Outcome(reply, None, said, seconds, self._kill(worker))
-        self._pool.put_back(worker)
+        self._put_back(worker)
         return Outcome(reply, None, said, seconds)
 
     def _stopped(self, worker: Worker, ending: Ending, started: float) -> Outcome:
@@ -193,10 +241,105 @@ class Service:
         return Outcome(None, ending, worker.output.take(), time.monotonic() - started, peak)
 
     def _kill(self, worker: Worker) -> int:
-        """End the worker and return its peak in bytes, 0 if unknown. The pool handles a server that is gone."""
-        with suppress(ServerGoneError):
-            return self._pool.end(worker).peak
+        """End the worker and return its peak in bytes, 0 if unknown."""
+        with suppress(ServerGoneError):  # _lost() has handled it
+            return self._end(worker, 0.0).peak
         return 0
+
+    def connect(self) -> Connection:
+        """The connection to the server, started if there is none, without waiting. Raises ServiceUnavailable."""
+        with self._lock:
+            if self._failing.seconds_left("server"):
+                raise ServiceUnavailable(self._refusal)
+            if self._connection is not None and not self._in_use and self._connection.is_stale():
+                self._connection.close()
+                self._drop()
+            if self._connection is None:
+                try:
+                    self._connection = Connection(self._jobs, self._imports, self._limits)
+                except ServiceUnavailable as error:
+                    self._refuse(str(error))
+                    raise
+            return self._connection
+
+    def _take(self) -> Worker:
+        """A worker, counted as in use. Raises ServiceUnavailable."""
+        while True:
+            connection = self.connect()
+            try:
+                self._wait_for(connection)
+                worker = self._idle_worker(connection) or Worker(connection, next(self._numbers))
+            except ServerGoneError as error:
+                self._lost(connection, error)
+                continue
+            with self._lock:
+                self._in_use += 1
+            return worker
+
+    def _wait_for(self, connection: Connection) -> None:
+        try:
+            connection.wait_until_ready()
+        except ServiceUnavailable as error:
+            with self._lock:
+                self._refuse(str(error))
+            raise
+
+    def _put_back(self, worker: Worker) -> None:
+        """Keep a worker that has done its job and can do another."""
+        with self._lock:
+            self._deaths = 0
+            if worker.connection is self._connection:
+                worker.connection.is_used()
+                self._idle.append(worker)
+                return
+        worker.let_go()
+
+    def _idle_worker(self, connection: Connection) -> Worker | None:
+        """The idle worker last used, or None; ends those that are stale. Raises ServerGoneError."""
+        idle = self._limits.worker_idle
+        oldest = time.monotonic() - (idle - min(_MARGIN, idle / 2))
+        while True:
+            with self._lock:
+                worker = self._idle.pop() if self._idle else None
+            if worker is None or (worker.connection is connection and worker.used > oldest):
+                return worker
+            self._end(worker, 0.0)
+
+    def _end(self, worker: Worker, grace: float) -> Ended:
+        """End a worker, killed if it has not ended by itself after ``grace`` seconds; return how it ended.
+
+        Raises ServerGoneError, after that is dealt with; ServiceUnavailable if the service was closed meanwhile.
+        """
+        try:
+            ended = worker.end(grace)
+        except ServerGoneError as error:
+            self._lost(worker.connection, error)
+            raise
+        self._deaths = 0
+        return ended
+
+    def _lost(self, connection: Connection, error: ServerGoneError) -> None:
+        """Drop a lost server; connect() starts another, unless two were lost in a row. Raises ServiceUnavailable."""
+        with self._lock:
+            if connection.is_given_up:
+                raise ServiceUnavailable("the compile service was closed") from error
+            if connection is not self._connection:
+                return  # another thread has said so
+            self._drop()
+            self._deaths += 1
+            if self._deaths >= _MOST_DEATHS:
+                self._refuse(f"the compile server has ended twice in a row: {error}")
+
+    def _refuse(self, reason: str) -> None:
+        self._connection = None
+        self._refusal = reason
+        self._failing.leave_alone("server", _PAUSE)
+        self._deaths = 0
+
+    def _drop(self) -> None:
+        self._connection = None
+        while self._idle:
+            self._idle.pop().let_go()
 
 
 class _State:
@@ -281,3 +424,46 @@ def _limit(directory: str) -> Iterator[float]:
         quota, period = int(quota_file.read()), int(period_file.read())
         if quota > 0:
             yield quota / period
+
+
+class Limits(NamedTuple):
+    """The limits of a compile: ``timeout`` in seconds, ``memory`` in bytes."""
+
+    timeout: float
+    memory: int
+
+
+class Request(NamedTuple):
+    """What triton.compile() is about to look up in the cache ``root``: ``key`` is its cache key.
+
+    ``metadata``: the name of the file that the lookup is for.
+    """
+
+    source: Any
+    backend: Any
+    options: Any
+    key: str
+    metadata: str
+    root: str
+    limits: Limits
+
+    @property
+    def hash(self) -> str:
+        """What the kernel's directory is named after."""
+        return hashlib.sha256(self.key.encode()).hexdigest()
+
+
+def current_limits(*, tuning: bool) -> Limits:
+    """The limits by the current settings. ``tuning``: the compile is one of several configurations of a kernel."""
+    chosen = config.current()
+    timeout = chosen.compile_timeout or (_TIMEOUT_WHILE_TUNING if tuning else _TIMEOUT)
+    return Limits(timeout, chosen.compile_memory or max(settings.LEAST_COMPILE_MEMORY, _half_of_memory()))
+
+
+@functools.cache
+def _half_of_memory() -> int:
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    # Beyond a container's limit, the OOM killer may hit a process other than the worker. Without a limit: "max".
+    with suppress(OSError, ValueError), open(_CGROUP_LIMIT, encoding="utf-8") as file:
+        memory = min(memory, int(file.read()))
+    return min(_MOST_MEMORY, memory // 2)

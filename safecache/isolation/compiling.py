@@ -16,8 +16,7 @@ from safecache import compiles
 from safecache.code.triton_place import LIST
 from safecache.files import opening, private_directory
 from safecache.isolation import client, crashes, encoding, protocol
-from safecache.isolation.client import Outcome
-from safecache.isolation.request import Limits, Request
+from safecache.isolation.client import Limits, Outcome, Request
 from safecache.ports import KernelRequest
 from safecache.reporting import events
 from safecache.reporting.kinds import Count, Kind, Reason

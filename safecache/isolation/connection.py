@@ -1,9 +1,11 @@
-"""A process's connection to its compile server, which forks and ends workers; forked children hold none of it."""
+"""A process's connection to its compile server and the workers that this forks; forked children hold none of it."""
 
 from __future__ import annotations
 
 import functools
 import os
+import select
+import signal
 import socket
 import subprocess
 import sys
@@ -18,11 +20,15 @@ from safecache.session import Part, fork_lock
 from safecache.settings import children, config
 
 __all__ = [
+    "MOST_BYTES",
     "Connection",
     "Ended",
-    "Limits",
+    "Output",
     "ServerGoneError",
+    "ServerLimits",
     "ServiceUnavailable",
+    "UnreadError",
+    "Worker",
     "close",
     "notes",
     "pipe",
@@ -98,7 +104,7 @@ class ServerGoneError(Exception):
     """The server has ended or does not answer, and its workers end with it; the message says how."""
 
 
-class Limits(NamedTuple):
+class ServerLimits(NamedTuple):
     """A worker is replaced after ``jobs`` jobs or at ``resident`` bytes; idle workers and servers end after so many
     seconds, and the server may take ``start`` seconds to start."""
 
@@ -119,7 +125,7 @@ class Ended(NamedTuple):
 class Connection:
     """A server, started by the constructor, which does not wait for it. Raises ServiceUnavailable."""
 
-    def __init__(self, jobs: str, imports: tuple[str, ...], limits: Limits) -> None:
+    def __init__(self, jobs: str, imports: tuple[str, ...], limits: ServerLimits) -> None:
         self._imports = imports
         self._limits = limits
         self._starting = threading.Lock()
@@ -270,3 +276,146 @@ def _paths(imports: tuple[str, ...]) -> list[str]:
     # An editable install may be found by a finder rather than by a path.
     packages = [os.path.dirname(os.path.dirname(file)) for file in files if file]
     return list(dict.fromkeys(ahead + paths + packages))
+
+
+class UnreadError(Exception):
+    """The worker was gone before it had read the job, or cannot be reached: the job can be sent again."""
+
+
+class Worker:
+    """A worker, forked by the constructor, which raises ServiceUnavailable or ServerGoneError. Not thread-safe."""
+
+    def __init__(self, connection: Connection, number: int) -> None:
+        self.connection = connection
+        self.jobs = 0
+        self.used = time.monotonic()
+        self._number = number
+        try:
+            with ExitStack() as undone:
+                self._channel, channel = socketpair()
+                undone.callback(close, self._channel, channel)
+                self._pipe, written = pipe()
+                undone.callback(close, self._pipe, written)
+                self._pid = connection.fork(number, channel.fileno(), written.fileno())
+                undone.pop_all()
+        except OSError as error:
+            raise ServiceUnavailable(f"no worker can be started: {error}") from error
+        close(channel, written)
+        self._since = _start_time(self._pid)
+        self.output = Output(self._pipe.fileno())
+
+    def ask(self, request: bytes, deadline: float) -> dict[str, Any] | None:
+        """Send ``request`` and return the reply; None if the worker ended instead. ``deadline``: by time.monotonic().
+
+        Raises TimeoutError, UnreadError, and ProtocolError for an invalid reply.
+        """
+        self.jobs += 1
+        self.output.drain()
+        self.output.take()
+        try:
+            self._channel.settimeout(max(0.001, deadline - time.monotonic()))
+            self._channel.sendall(request)
+            reply = self._receive(deadline)
+        except TimeoutError:
+            raise
+        except OSError as error:
+            raise UnreadError from error
+        self.output.drain()
+        self.used = time.monotonic()
+        return reply
+
+    def _receive(self, deadline: float) -> dict[str, Any] | None:
+        waiting = select.poll()
+        waiting.register(self._channel, select.POLLIN)
+        waiting.register(self._pipe, select.POLLIN)
+        while True:
+            left = deadline - time.monotonic()
+            ready = [descriptor for descriptor, _ in waiting.poll(max(0.0, left * 1000))]
+            if self._channel.fileno() in ready:
+                # One more second: this process itself may have been stopped until now.
+                return protocol.receive(self._channel, max(deadline, time.monotonic() + 1))
+            if left <= 0:
+                raise TimeoutError
+            if ready and not self.output.read():
+                waiting.unregister(self._pipe)
+
+    def end(self, grace: float) -> Ended:
+        """End the worker and return how it ended; it is killed with its children if alive after ``grace`` seconds.
+
+        Raises ServerGoneError, after killing its process group all the same.
+        """
+        try:
+            ended = self.connection.end(self._number, grace)
+            self.output.drain()
+            return ended
+        except ServerGoneError:
+            # Kill the children that the worker leaves behind when it ends together with its server. As long as a
+            # member of the group lives, its number is not reused.
+            if _start_time(self._pid) in (None, self._since):
+                with suppress(ProcessLookupError, PermissionError):
+                    os.killpg(self._pid, signal.SIGKILL)
+            raise
+        finally:
+            self.let_go()
+
+    def let_go(self) -> None:
+        """Close our ends of its channel and pipe, on which an idle worker ends."""
+        close(self._channel, self._pipe)
+
+
+def _start_time(pid: int) -> str | None:
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            return file.read().rpartition(")")[2].split()[19]
+    except OSError:
+        return None
+
+
+# Kept from the beginning of the output, and as much from its end.
+MOST_BYTES = 64 << 10
+
+_PIPE = 64 << 10
+# Once a job has written this much, at most _PIPE bytes are read per _WRITE_PAUSE: a flood slows down its writer.
+_FLOOD = 1 << 20
+_WRITE_PAUSE = 0.01
+
+
+class Output:
+    """The output of one worker, read from the pipe ``descriptor``, which does not block."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._head = bytearray()
+        self._tail = bytearray()
+        self._size = 0
+
+    def read(self) -> bool:
+        """Read what is in the pipe, at most its capacity; False at its end."""
+        if self._size > _FLOOD:
+            time.sleep(_WRITE_PAUSE)
+        try:
+            piece = os.read(self._descriptor, _PIPE)
+        except BlockingIOError:
+            return True
+        except OSError:  # other code has closed it, such as with all descriptors unknown to it
+            return False
+        self._size += len(piece)
+        room = MOST_BYTES - len(self._head)
+        self._head += piece[:room]
+        self._tail = (self._tail + piece[room:])[-MOST_BYTES:] if len(piece) > room else self._tail
+        return bool(piece)
+
+    def drain(self) -> None:
+        """Read all that is in the pipe, up to the limit of a flood."""
+        before = -1
+        while before < self._size <= _FLOOD:
+            before = self._size
+            self.read()
+
+    def take(self) -> str:
+        """Return the output since the last call, without its middle if it is long, and forget it."""
+        left_out = self._size - len(self._head) - len(self._tail)
+        between = f"\n... {left_out} bytes left out ...\n".encode() if left_out else b""
+        text = bytes(self._head + between + self._tail).decode("utf-8", "replace")
+        self._head, self._tail, self._size = bytearray(), bytearray(), 0
+        return text

@@ -17,8 +17,7 @@ from safecache.entries import loading
 from safecache.errors import TritonCompileCrash
 from safecache.files import folders
 from safecache.isolation import client, reports
-from safecache.isolation.client import Outcome
-from safecache.isolation.request import Limits, Request
+from safecache.isolation.client import Limits, Outcome, Request
 from safecache.places import layout, ours
 from safecache.reporting import events, report
 from safecache.reporting.kinds import Kind, Reason

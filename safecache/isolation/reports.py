@@ -18,8 +18,8 @@ from typing import Any
 from safecache._version import __version__
 from safecache.files import folders, opening
 from safecache.files.folders import Folder
+from safecache.isolation.client import Request
 from safecache.isolation.protocol import STAGE_FILE, STAGES, TEMPORARY
-from safecache.isolation.request import Request
 from safecache.places import ours
 from safecache.settings import timestamps
 from safecache.store import groups

@@ -11,8 +11,8 @@ import triton
 from safecache import compiles, session
 from safecache.errors import TritonCompileCrash
 from safecache.isolation import asked, client, compiling, crashes
+from safecache.isolation.client import Limits, Request
 from safecache.isolation.crashes import Crash, Note
-from safecache.isolation.request import Limits, Request
 from safecache.ports import KernelRequest
 from safecache.reporting import events
 

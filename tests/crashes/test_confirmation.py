@@ -9,8 +9,7 @@ import pytest
 from safecache import session
 from safecache.errors import TritonCompileCrash
 from safecache.isolation import client, compiling, crashes, encoding
-from safecache.isolation.client import Ending, Outcome
-from safecache.isolation.request import Limits, Request
+from safecache.isolation.client import Ending, Limits, Outcome, Request
 
 ABORTED, KILLED = Ending("signal", 6), Ending("signal", 9)
 

@@ -12,8 +12,8 @@ import pytest
 from safecache import session
 from safecache.errors import EntryRefusedError
 from safecache.isolation import crashes
+from safecache.isolation.client import Limits
 from safecache.isolation.crashes import Crash, Note
-from safecache.isolation.request import Limits
 from safecache.reporting import events
 from safecache.reporting.kinds import Kind
 from safecache.settings import config

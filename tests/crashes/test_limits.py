@@ -7,7 +7,7 @@ import types
 
 import pytest
 
-from safecache.isolation import asked, request
+from safecache.isolation import asked, client
 
 GB = 10**9
 
@@ -19,13 +19,13 @@ def machine(monkeypatch, tmp_path):
     def make(memory, cgroup):
         sizes = {"SC_PHYS_PAGES": memory // 4096, "SC_PAGE_SIZE": 4096}
         monkeypatch.setattr(os, "sysconf", sizes.__getitem__)
-        monkeypatch.setattr(request, "_CGROUP_LIMIT", str(tmp_path / "memory.max"))
+        monkeypatch.setattr(client, "_CGROUP_LIMIT", str(tmp_path / "memory.max"))
         if cgroup is not None:
             (tmp_path / "memory.max").write_text(f"{cgroup}\n")
-        request._half_of_memory.cache_clear()
+        client._half_of_memory.cache_clear()
 
     yield make
-    request._half_of_memory.cache_clear()
+    client._half_of_memory.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -43,17 +43,17 @@ def machine(monkeypatch, tmp_path):
 )
 def test_memory_is_half_of_what_there_is_within_bounds(machine, memory, cgroup, limit):
     machine(memory, cgroup)
-    assert request.current_limits(tuning=False).memory == limit
+    assert client.current_limits(tuning=False).memory == limit
 
 
 def test_what_is_tuned_has_less_time():
-    assert request.current_limits(tuning=False).timeout == 600
-    assert request.current_limits(tuning=True).timeout == 120
+    assert client.current_limits(tuning=False).timeout == 600
+    assert client.current_limits(tuning=True).timeout == 120
 
 
 def test_what_is_set_counts_everywhere(settings):
     settings(SAFECACHE_COMPILE_TIMEOUT=30, SAFECACHE_COMPILE_MEMORY="2G")
-    assert request.current_limits(tuning=False) == request.current_limits(tuning=True) == (30, 2 * GB)
+    assert client.current_limits(tuning=False) == client.current_limits(tuning=True) == (30, 2 * GB)
 
 
 def call_from(module, function, **local):

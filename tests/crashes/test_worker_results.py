@@ -9,8 +9,7 @@ import pytest
 
 from safecache.files import filesystem
 from safecache.isolation import client, compiling, encoding
-from safecache.isolation.client import Outcome
-from safecache.isolation.request import Limits, Request
+from safecache.isolation.client import Limits, Outcome, Request
 from safecache.reporting import events
 
 LIMITS = Limits(1.0, 10**9)

@@ -20,7 +20,7 @@ from safecache.errors import KeyringError
 from safecache.explain import explanations, key_records
 from safecache.history import run_summary
 from safecache.isolation import crashes
-from safecache.isolation.request import Limits
+from safecache.isolation.client import Limits
 from safecache.places.layout import CodeFile
 from safecache.reporting.kinds import Kind
 from safecache.settings import timestamps

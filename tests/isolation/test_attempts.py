@@ -9,9 +9,8 @@ from types import SimpleNamespace
 import pytest
 
 from safecache.isolation import client, compiling, encoding
-from safecache.isolation.client import Outcome, ServiceUnavailable
+from safecache.isolation.client import Limits, Outcome, ServiceUnavailable
 from safecache.isolation.compiling import UnusableError
-from safecache.isolation.request import Limits
 
 LIMITS = Limits(1.0, 10**9)
 

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from safecache.isolation import connection
-from safecache.isolation.pool import MOST_BYTES, Output
+from safecache.isolation.connection import MOST_BYTES, Output
 
 
 @pytest.fixture

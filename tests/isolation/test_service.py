@@ -13,7 +13,7 @@ from conftest import TESTS, python
 
 from isolation.conftest import LONG, eventually, processes
 from safecache.isolation import client
-from safecache.isolation.client import Limits, ServiceUnavailable
+from safecache.isolation.client import ServerLimits, ServiceUnavailable
 
 
 def test_a_job_is_replied_to_from_another_process(run):
@@ -163,7 +163,7 @@ def test_a_reply_that_is_no_json_is_a_failed_job(run):
     ],
 )
 def test_a_worker_is_replaced(service, what, arguments):
-    run = service(limits=Limits(resident=200 << 20), size=1)
+    run = service(limits=ServerLimits(resident=200 << 20), size=1)
     before = run.reply("echo")["pid"]
     assert run(what, **arguments).reply is not None
     assert run.reply("echo")["pid"] != before
@@ -177,20 +177,20 @@ def test_a_worker_that_failed_and_wrote_nothing_goes_on(run):
 
 
 def test_a_worker_is_replaced_after_so_many_jobs(service):
-    run = service(limits=Limits(jobs=3), size=1)
+    run = service(limits=ServerLimits(jobs=3), size=1)
     pids = [run.reply("echo")["pid"] for _ in range(7)]
     assert [pids.index(pid) for pid in pids] == [0, 0, 0, 3, 3, 3, 6]
 
 
 def test_idle_workers_end_and_the_next_job_has_another(service):
-    run = service(limits=Limits(worker_idle=0.2))
+    run = service(limits=ServerLimits(worker_idle=0.2))
     before = run.reply("echo")["pid"]
     assert eventually(lambda: before not in processes(run.mark))
     assert run.reply("echo")["pid"] != before
 
 
 def test_an_idle_server_ends_and_the_next_job_has_another(service):
-    run = service(limits=Limits(worker_idle=0.2, server_idle=0.6))
+    run = service(limits=ServerLimits(worker_idle=0.2, server_idle=0.6))
     before = run.server
     assert eventually(lambda: processes(run.mark) == [])
     for _ in range(3):
@@ -199,7 +199,7 @@ def test_an_idle_server_ends_and_the_next_job_has_another(service):
 
 def test_a_server_does_not_end_while_a_job_runs(service):
     """Nor is it replaced for those that come meanwhile."""
-    run = service(limits=Limits(worker_idle=0.2, server_idle=0.3))
+    run = service(limits=ServerLimits(worker_idle=0.2, server_idle=0.3))
     with ThreadPoolExecutor(1) as thread:
         running = thread.submit(run.reply, "sleep", seconds=3)
         servers = {run.server}

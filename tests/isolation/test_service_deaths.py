@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from isolation.conftest import LONG, MEMORY, eventually, processes
-from safecache.isolation import pool
-from safecache.isolation.client import Ending, Limits, ServiceUnavailable
+from safecache.isolation import connection
+from safecache.isolation.client import Ending, ServerLimits, ServiceUnavailable
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_a_hang_holds_up_no_other_job(run):
 def test_a_flood_of_output_is_cut_and_reaches_nobody(run, capfd):
     outcome = run("write_for_ever", timeout=1.0)
     assert outcome.ending == ("timeout", 1)
-    assert len(outcome.stderr) < 2 * pool.MOST_BYTES + 100 and "bytes left out" in outcome.stderr
+    assert len(outcome.stderr) < 2 * connection.MOST_BYTES + 100 and "bytes left out" in outcome.stderr
     assert capfd.readouterr() == ("", "")
 
 
@@ -93,8 +93,8 @@ def test_the_beginning_and_the_end_of_much_output_are_kept(run):
 
 
 def test_a_job_that_closes_its_output_is_waited_for_without_asking_again_and_again(run, monkeypatch):
-    read, times = pool.Output.read, []
-    monkeypatch.setattr(pool.Output, "read", lambda self: (times.append(self), read(self))[1])
+    read, times = connection.Output.read, []
+    monkeypatch.setattr(connection.Output, "read", lambda self: (times.append(self), read(self))[1])
     assert run.reply("close_output")["pid"]
     assert len(times) < 20
 
@@ -139,9 +139,9 @@ def test_workers_that_never_read_a_job_are_given_up(run, monkeypatch):
 
     def ask(self, request, deadline):
         asked.append(self)
-        raise pool.UnreadError
+        raise connection.UnreadError
 
-    monkeypatch.setattr(pool.Worker, "ask", ask)
+    monkeypatch.setattr(connection.Worker, "ask", ask)
     with pytest.raises(ServiceUnavailable, match="before it has read the job"):
         run("echo")
     assert 1 < len(asked) < 10
@@ -160,21 +160,21 @@ def test_a_worker_that_is_no_group_of_its_own_yet_is_killed(service, tmp_path, m
 
 def test_how_a_worker_has_ended_is_kept_for_who_asks_and_told_once(run):
     run("echo")
-    connection = run.service._pool.connect()
-    worker = pool.Worker(connection, 101)
+    server = run.service.connect()
+    worker = connection.Worker(server, 101)
     os.kill(worker._pid, signal.SIGKILL)
     assert eventually(lambda: worker._pid not in processes(run.mark))
     # After each answer, the server looks for those that have ended.
-    another = pool.Worker(connection, 102)
-    assert [connection.end(101, 0.0).status for _ in range(2)] == [-signal.SIGKILL, None]
+    another = connection.Worker(server, 102)
+    assert [server.end(101, 0.0).status for _ in range(2)] == [-signal.SIGKILL, None]
     another.let_go()
-    assert connection.end(102, 10.0).status == os.EX_OK
+    assert server.end(102, 10.0).status == os.EX_OK
     worker.let_go()
 
 
 def test_a_server_to_which_nothing_more_can_be_sent_ends(run):
     run("echo")
-    run.service._pool.connect()._control.shutdown(socket.SHUT_WR)
+    run.service.connect()._control.shutdown(socket.SHUT_WR)
     assert eventually(lambda: processes(run.mark) == [])
 
 
@@ -212,7 +212,7 @@ def test_nothing_is_left_of_hundreds_of_crashes(service, tmp_path, monkeypatch):
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     monkeypatch.setenv("TMPDIR", str(temporary))
-    run = service(size=2, limits=Limits(jobs=60))
+    run = service(size=2, limits=ServerLimits(jobs=60))
     kinds = ["abort_and_leave_a_file", "segfault"]
     run(kinds[0])
     before = held(temporary)

@@ -17,7 +17,7 @@ import pytest
 from conftest import SOURCE, TESTS
 
 from isolation.conftest import eventually, processes
-from safecache.isolation import connection, pool
+from safecache.isolation import client, connection
 from safecache.isolation.client import ServiceUnavailable
 
 
@@ -44,7 +44,7 @@ def test_a_server_that_is_killed_each_time_is_given_up(run):
 
 
 def test_after_a_while_it_is_tried_again(run, monkeypatch):
-    monkeypatch.setattr(pool, "_PAUSE", 0.0)
+    monkeypatch.setattr(client, "_PAUSE", 0.0)
     with pytest.raises(ServiceUnavailable):
         run("kill_server")
     assert run.reply("echo", value=1)["value"] == {"value": 1}
@@ -91,7 +91,7 @@ def test_a_server_that_answers_nothing_is_replaced(run, monkeypatch, what):
 
 
 def test_whenever_server_and_workers_are_killed_no_reply_is_wrong_and_nothing_is_left(run, monkeypatch):
-    monkeypatch.setattr(pool, "_PAUSE", 0.0)
+    monkeypatch.setattr(client, "_PAUSE", 0.0)
     chance = random.Random(7)
     stop = threading.Event()
 

@@ -10,8 +10,8 @@ import sys
 import pytest
 
 from isolation.conftest import eventually, processes
-from safecache.isolation import connection, pool
-from safecache.isolation.client import Limits, ServiceUnavailable
+from safecache.isolation import connection
+from safecache.isolation.client import ServerLimits, ServiceUnavailable
 from safecache.reporting.waits import Breaker
 
 
@@ -90,7 +90,7 @@ def test_a_server_that_is_never_ready_is_given_up(service, tmp_path, monkeypatch
     monkeypatch.setattr(connection, "_FAREWELL", 3600.0)  # it is not asked to end, but killed
     (tmp_path / "endless.py").write_text("import time; time.sleep(600)")
     monkeypatch.syspath_prepend(tmp_path)
-    refused(service(imports=("endless",), limits=Limits(start=0.5)), "not ready after")
+    refused(service(imports=("endless",), limits=ServerLimits(start=0.5)), "not ready after")
 
 
 @pytest.mark.parametrize("executable", ["", None, "/no/such/python", "/bin/true"])
@@ -144,7 +144,7 @@ def test_where_no_worker_can_be_forked_there_is_none_until_one_can(service, monk
     run("abort")
     before = len(os.listdir("/proc/self/fd"))
     with monkeypatch.context() as patch:
-        patch.setattr(pool, "pipe", lambda: os.open("/no/such", 0))
+        patch.setattr(connection, "pipe", lambda: os.open("/no/such", 0))
         with pytest.raises(ServiceUnavailable, match="no worker can be started"):
             run("echo")
     assert len(os.listdir("/proc/self/fd")) == before
@@ -183,7 +183,7 @@ def test_what_could_not_be_started_is_tried_again_after_a_while(service, monkeyp
         patch.setattr(sys, "executable", "")
         refused(run, "no Python interpreter")
     refused(run, "no Python interpreter")
-    monkeypatch.setattr(run.service._pool, "_failing", Breaker())
+    monkeypatch.setattr(run.service, "_failing", Breaker())
     assert run.reply("echo")
 
 
