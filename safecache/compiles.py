@@ -63,7 +63,7 @@ class Compile(threading.local):
     is_planning = False
     written = ""
     build: Any = None
-    # Of features: the flights.scopes that it compiles in, and whether it may wait there; the trials.first_runs trial;
+    # Of features: the flights that it compiles in, and whether it may wait there; the trial;
     # a tuning whose configurations are shared out; the tunings of isolation, the one whose turn it is, whether a kernel
     # is only asked for; a server's model, and what it was
     # configured with; the lines of a key, where they are wanted.

@@ -35,33 +35,28 @@ def _start(settings: Config) -> None:
 
 def plug() -> None:
     """Have the features hear and answer the core from now on."""
-    from safecache import packs, ports
-    from safecache.explain import torch_keys
-    from safecache.flights import scopes
-    from safecache.history import journal
+    from safecache import explain, flights, history, omitted, packs, ports, recompile_check, trials
     from safecache.isolation import asked
-    from safecache.omitted import fingerprints, surroundings
+    from safecache.omitted import surroundings
     from safecache.ports import observe, plugs
-    from safecache.recompile_check import checks
     from safecache.remote import tier
-    from safecache.trials import first_runs
     from safecache.upkeep import limits
 
-    journal.observe()
-    observe(ports.Admitted, first_runs.add_file)
-    observe(ports.Compiling, fingerprints.note_compile)
-    observe(ports.Compiling, torch_keys.note_compile)
+    history.observe()
+    observe(ports.Admitted, trials.add_file)
+    observe(ports.Compiling, omitted.note_compile)
+    observe(ports.Compiling, explain.note_compile)
     observe(ports.Published, limits.keep)
     observe(ports.Requested, tier.record_request)
     observe(ports.Served, surroundings.note_model)
-    plugs.stats = journal.stats
-    plugs.why_missed = torch_keys.why_missed
-    plugs.compile_seconds = torch_keys.compile_seconds
-    plugs.key_part = fingerprints
-    plugs.load_guard = first_runs
-    plugs.single_flight = scopes
+    plugs.stats = history.stats
+    plugs.why_missed = explain.why_missed
+    plugs.compile_seconds = explain.compile_seconds
+    plugs.key_part = omitted
+    plugs.load_guard = trials
+    plugs.single_flight = flights
     plugs.compiler = asked
-    plugs.hit_check = checks
+    plugs.hit_check = recompile_check
     plugs.acquire_lease = tier.acquire_lease
     plugs.tiers.add(packs)
     plugs.tiers.add(tier)
@@ -72,7 +67,7 @@ _HEURISTICS = "torch._inductor.runtime.triton_heuristics"
 _UNITS = (
     Unit(
         "explain",
-        {"explain.torch_keys": ("torch._functorch._aot_autograd.autograd_cache",)},
+        {"explain": ("torch._functorch._aot_autograd.autograd_cache",)},
         "It cannot be told which part of a key has changed.",
         package="safecache",
     ),
@@ -84,7 +79,7 @@ _UNITS = (
     ),
     Unit(
         "crash_guard",
-        {"trials.first_runs": ("torch._inductor.output_code", "triton.runtime.jit")},
+        {"trials": ("torch._inductor.output_code", "triton.runtime.jit")},
         "What a process has died of is loaded again by the next one.",
         package="safecache",
     ),

@@ -13,7 +13,7 @@ from typing import Any
 from safecache.cli.arguments import DIRECTORY_HELP, add_places, find_caches
 from safecache.cli.view import Complaint, Heading, Table, View
 from safecache.errors import EntryRefusedError, SafecacheError
-from safecache.isolation import crashes, reports
+from safecache.isolation import crashes
 from safecache.places import layout
 from safecache.settings import timestamps
 from safecache.settings.units import write_size
@@ -157,7 +157,7 @@ def view_crashes(caches: Iterable[str]) -> View:
 def crash_rows(root: str) -> Iterator[dict[str, Any]]:
     """What has crashed Triton's compiler, by its reports and by what is skipped for it."""
     notes = dict(crashes.listed(root))
-    for path, summary in reports.listed(root).items():
+    for path, summary in crashes.list_reports(root).items():
         note = notes.pop(str(summary.get("hash")), None)
         ended = summary.get("ended")
         yield {

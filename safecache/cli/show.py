@@ -9,13 +9,13 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+from safecache import omitted
 from safecache.cli import ls
 from safecache.cli.arguments import add_places, find_caches
 from safecache.cli.ls import Row
 from safecache.cli.view import Complaint, Heading, Table, View
 from safecache.errors import SafecacheError
 from safecache.files import opening
-from safecache.omitted import fingerprints
 from safecache.places.layout import CodeFile, Location
 from safecache.reporting.kinds import ENTRIES, Kind
 from safecache.settings import config
@@ -170,10 +170,10 @@ def _lines(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
         trusted = "trusted here" if signer["trusted"] else "not trusted here"
         yield "signer", " ".join(filter(None, (signer["id"], signer["name"], f"({trusted})")))
     for name, value in report["provenance"].items():
-        if name not in (*_BUILD, "gpu", fingerprints.FIELD):
+        if name not in (*_BUILD, "gpu", omitted.FIELD):
             label, text = _FIELDS.get(name, (name, "{}"))
             yield label, text.format(value) if value else ""
-    for refuses, text in fingerprints.described(report["provenance"]):
+    for refuses, text in omitted.described(report["provenance"]):
         yield ("compared" if refuses else "noted"), text
     yield "kernels", ", ".join(report["kernels"][1:] and report["kernels"])
     yield "refers to", ", ".join(report["refers_to"])

@@ -11,8 +11,7 @@ from typing import Any
 from safecache.cli.arguments import add_directories, add_json, find_caches
 from safecache.cli.view import Heading, Table, View
 from safecache.errors import SafecacheError
-from safecache.history import run_summary
-from safecache.history.journal import Time, time_label
+from safecache.history import Time, run_summary, time_label
 from safecache.history.run_summary import ALL, LABELS, LAST, OBSERVED, TIMES, Line, Process, Shared, Summary
 from safecache.places import layout
 from safecache.ports import Outcome

@@ -12,8 +12,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from safecache import compiles
-from safecache.flights import scopes
+from safecache import compiles, flights
 from safecache.patching.hook import hook
 from safecache.session import Part
 from safecache.settings import config as settings
@@ -54,9 +53,9 @@ def _attempt(config: Any, compile: Callable[[Any], Any]) -> Future[Any] | None:
     """What became of its compile; None if another process is at it."""
     made: Future[Any] = Future()
     try:
-        with scopes.not_waiting():
+        with flights.not_waiting():
             made.set_result(compile(config))
-    except scopes.Postponed:
+    except flights.Postponed:
         return None
     except Exception as error:
         made.set_exception(error)
@@ -151,7 +150,7 @@ def measure(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) 
 
     Each begins by waiting for the GPU.
     """
-    with scopes.release_while_measuring():
+    with flights.release_while_measuring():
         return wrapped(*args, **kwargs)
 
 

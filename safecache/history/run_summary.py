@@ -10,9 +10,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from operator import attrgetter
 from typing import Any, NamedTuple
 
+from safecache import history
 from safecache.files import opening
-from safecache.history import journal
-from safecache.history.journal import Time, label, observed_label, time_label, time_labels
+from safecache.history import Time, label, observed_label, time_label, time_labels
 from safecache.places import ours
 from safecache.ports import Outcome
 from safecache.reporting.kinds import LOOKED_UP, OF_FLIGHTS, OF_RECOMPILE_CHECK, OF_REMOTE, Count, Kind, Reason
@@ -129,13 +129,13 @@ def read(root: str) -> list[Line]:
         names = os.listdir(directory)
     except (FileNotFoundError, NotADirectoryError):
         return []
-    paths = [os.path.join(directory, name) for name in names if journal.is_one(name)]
+    paths = [os.path.join(directory, name) for name in names if history.is_one(name)]
     return sorted((line for path in paths for line in _lines(path)), key=attrgetter("time"))
 
 
 def _lines(path: str) -> Iterator[Line]:
     try:
-        content = opening.read_regular(path, opening.check_regular, flags=os.O_NOFOLLOW, limit=2 * journal.LARGEST)
+        content = opening.read_regular(path, opening.check_regular, flags=os.O_NOFOLLOW, limit=2 * history.LARGEST)
     except (OSError, opening.UnusableEntry):
         return  # it has just gone, or is none that this process may read: the others are counted
     for text in content.splitlines():

@@ -1,4 +1,367 @@
 """What upstream's cache keys leave out: sealed with what is compiled, and compared before that is used.
 
-A feature: it may import the core, and no other feature.
+A feature: it may import the core, and no other feature. A seal names the custom ops of its graph, with what each of
+them was. To compare, only those are looked at: the graph is only walked where something is compiled, and where a seal
+says nothing.
 """
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
+
+from safecache import compiles
+from safecache.omitted import operators, sources, surroundings
+from safecache.places.refs import Ref
+from safecache.ports import Compiling
+from safecache.reporting import events
+from safecache.reporting.kinds import ENTRIES, Fingerprint, Kind, Reason
+from safecache.reporting.report import Refusal
+from safecache.session import Part, inherit
+from safecache.settings import config
+
+__all__ = ["FIELD", "PARTS", "KeyField", "described", "differs_by_rank", "note_compile", "refusal", "statement"]
+
+
+# The field of a seal's provenance.
+FIELD = "omitted"
+_OPS, _FILES = "ops", "files"
+# The keys of the graphs, of those that an entry refers to, which have none: whatever is found for these fits.
+_PLAIN = "plain"
+# What is sealed as it is, and not as a digest.
+_SHOWN = ("schema", "tags", "rank", "speculation", "modalities")
+_UNKNOWN = (
+    "not all that {0} is made of can be compared: it was registered before safecache was imported, or is too large. "
+    "SAFECACHE_ASSUME_UNCHANGED={0} accepts that"
+)
+# Rows of one part that a person would read.
+_MOST = 50
+
+_T = TypeVar("_T")
+
+_TORCH, _VLLM = "https://github.com/pytorch/pytorch", "https://github.com/vllm-project/vllm"
+
+
+class KeyField(NamedTuple):
+    """What is known to be missing from upstream's cache keys, and what follows from a difference in it.
+
+    ``title``: what to call it to a person. ``why``: it does or does not change code. ``issue``: of upstream.
+    ``refuses``: an entry that differs in it is not used; else that is only logged.
+    """
+
+    title: str
+    refuses: bool
+    why: str
+    issue: str
+
+
+PARTS: dict[str, KeyField] = {
+    "schema": KeyField(
+        "schema of a custom op",
+        True,
+        "what an op writes to, and defaults of its arguments, decide which calls stay in the graph, and in which order",
+        f"{_TORCH}/issues/187319",
+    ),
+    "tags": KeyField(
+        "tags of a custom op",
+        True,
+        "they decide on strides, on what CUDA graphs may hold, and on what is recomputed",
+        f"{_TORCH}/pull/193499",
+    ),
+    "fake": KeyField(
+        "fake implementation of a custom op",
+        True,
+        "shapes, strides and types of the results are constants in what is compiled",
+        f"{_TORCH}/issues/160472",
+    ),
+    "autograd": KeyField(
+        "gradient of a custom op",
+        True,
+        "the backward graph is traced through it",
+        f"{_TORCH}/issues/144344",
+    ),
+    "body": KeyField(
+        "decomposition of a custom op",
+        True,
+        "a triton_op's body, a decomposition or a lowering is traced through",
+        f"{_TORCH}/issues/160472",
+    ),
+    "kernels": KeyField(
+        "decomposition of a custom op by the dispatcher",
+        True,
+        "a composite implementation that a library was given is traced through, and one for Meta gives shapes",
+        f"{_TORCH}/issues/160472",
+    ),
+    "callable": KeyField(
+        "function allowed in the graph",
+        True,
+        "the key has its name, and AOTAutograd traces through it",
+        f"{_TORCH}/pull/194658",
+    ),
+    "subclass": KeyField(
+        "class of a tensor",
+        True,
+        "AOTAutograd traces through what a subclass does, and the key has no more of it than its metadata",
+        f"{_TORCH}/issues/160472",
+    ),
+    "pattern": KeyField(
+        "patterns of others in torch's passes",
+        True,
+        "they replace parts of the graph after the key was computed",
+        f"{_TORCH}/issues/136883",
+    ),
+    "inlined": KeyField(
+        "function inlined ahead of time",
+        True,
+        "what is loaded without being traced again keeps what Dynamo has inlined, whatever stands in its place now",
+        f"{_TORCH}/pull/194389",
+    ),
+    "files": KeyField(
+        "source file of a module",
+        True,
+        "the code that is traced after the key was computed calls what lies in it, or imports it",
+        f"{_TORCH}/issues/160472",
+    ),
+    "values": KeyField(
+        "values that a function inlined ahead of time finds outside",
+        True,
+        "guards that compare them may have been dropped, as vLLM does",
+        f"{_TORCH}/pull/194389",
+    ),
+    "rank": KeyField(
+        "rank, or number of ranks",
+        True,
+        "merged collectives, and code that asks for its rank, have it as a constant; other ranks' entries stay",
+        f"{_TORCH}/issues/188332",
+    ),
+    "model": KeyField(
+        "modules of vLLM's model",
+        True,
+        "LoRA and plugins put others in place of them, or choose another kernel; the graph names their parameters",
+        f"{_VLLM}/issues/55383",
+    ),
+    "speculation": KeyField(
+        "number of speculative tokens",
+        True,
+        "it is a size in the graph",
+        f"{_VLLM}/issues/53366",
+    ),
+    "modalities": KeyField(
+        "multimodal limits",
+        True,
+        "with none allowed, the model is called with other arguments",
+        f"{_VLLM}/issues/50891",
+    ),
+    "variables": KeyField(
+        "VLLM_* variables that vLLM does not declare",
+        True,
+        "a model or a plugin that reads one takes another branch; those that name places, ports or logs are left out",
+        "https://github.com/1CatAI/1Cat-vLLM/pull/536",
+    ),
+    "configuration": KeyField(
+        "vLLM's configuration, and VLLM_* variables that it declares",
+        False,
+        "what the graph can see of them is in vLLM's key, or in a row above",
+        f"{_VLLM}/pull/26468",
+    ),
+    "driver": KeyField(
+        "GPU driver",
+        False,
+        "kernels are compiled for the architecture, which is compared by itself; only measurements depend on it",
+        f"{_TORCH}/pull/101027",
+    ),
+    "server": KeyField(
+        "version of vLLM or SGLang",
+        False,
+        "what they put into a graph is in its key, and what their ops are made of is a row above",
+        f"{_VLLM}/pull/11598",
+    ),
+}
+
+
+class _State:
+    def __init__(self) -> None:
+        # What each graph, by its key, was compiled with.
+        self.compiled: dict[tuple[Kind, str], dict[str, Any]] = {}
+        # What everything that this process has compiled, or used, was.
+        self.met: dict[str, dict[str, Any]] = {}
+
+
+_state: Part[_State] = Part(_State, inherit)
+
+
+def differs_by_rank() -> bool:
+    """Whether each rank compiles the graph, that this thread looks for, for itself: none has to wait for another."""
+    return surroundings.merges_collectives() and _told(lambda: operators.collectives_in(compiles.current.graph), False)
+
+
+def note_compile(compiling: Compiling) -> None:
+    """Observer: note what the graph has, for what it becomes a part of too."""
+    ref, graph = compiling.ref, compiling.graph
+    if ref.kind not in ENTRIES:
+        return
+    stated: dict[str, Any] = {_OPS: {name: _stated_now(name) for name in _named_in(graph, ref.kind)}}
+    if ref.key:
+        if differs_by_rank():
+            stated |= surroundings.ranks()
+        _state.now.compiled[ref.kind, ref.key] = stated
+    _meet(stated)
+
+
+def _meet(stated: Mapping[str, Any]) -> None:
+    for part in (_OPS, _FILES):
+        _state.now.met.setdefault(part, {}).update(stated.get(part, {}))
+
+
+def _stated_now(name: str) -> dict[str, str]:
+    return _told(lambda: operators.operator_fingerprint(name), {operators.UNSEEN: "yes"})
+
+
+def _named_in(graph: Any, kind: Kind) -> tuple[str, ...]:
+    return _told(lambda: operators.named_in(graph, is_lowered=kind is Kind.FX_ENTRY), ())
+
+
+def _told(look: Callable[[], _T], otherwise: _T) -> _T:
+    """What ``look`` returns; ``otherwise`` where something of a user's raises on the way, which is reported."""
+    try:
+        return look()
+    except Exception as error:
+        text = f"{type(error).__name__}: {error}"
+        events.report(Reason.NOT_EXPLAINED, f"what a cache key leaves out was not looked at: {text}.", cause=text)
+        return otherwise
+
+
+def statement(ref: Ref, parts: tuple[Ref, ...] | None = (), made: Any = None) -> dict[str, str]:
+    """As KeyPart.statement(): one field of a seal."""
+    kind = ref.kind
+    if kind.proof.fingerprint is Fingerprint.NOTHING:
+        return {}
+    state = _state.now
+    each = [state.compiled.get((part.kind, part.key), {}) for part in (ref, *(parts or ()))]
+    if kind.proof.fingerprint is Fingerprint.PROCESS or parts is None:
+        each.append(state.met)
+    stated: dict[str, Any] = {_OPS: {}, _FILES: {}}
+    for part, rows in (item for one in each for item in one.items()):
+        stated.setdefault(part, {}).update(rows)
+    # Now that it was compiled, all is imported that was needed for it.
+    nothing: dict[str, Any] = {}
+    stated[_FILES] |= _told(lambda: sources.digest_reachable(operators.find_modules(stated[_OPS])), nothing)
+    if parts:
+        plain = [part for part in parts if not state.compiled.get((part.kind, part.key), {}).get(_OPS)]
+        stated[_PLAIN] = {part.key: "" for part in plain}
+    stated |= surroundings.noted()
+    if kind is Kind.AOT_FUNCTION:
+        of_function = _told(lambda: surroundings.of_function(made), nothing)
+        stated |= of_function | {_FILES: stated[_FILES] | of_function.get(_FILES, {})}
+    return {FIELD: json.dumps(stated, sort_keys=True, separators=(",", ":"))}
+
+
+def described(provenance: Mapping[str, str]) -> Iterator[tuple[bool, str]]:
+    """What such a seal says, for a person: whether an entry is refused that differs in it, and what it is, and was.
+
+    One that is malformed says nothing.
+    """
+    stated = _read(provenance) or {}
+    for op, parts in sorted(stated.get(_OPS, {}).items()):
+        yield from (_described(part, op, parts[part]) for part in PARTS if part in parts)
+        if operators.UNSEEN in parts:
+            hidden = " and ".join(PARTS[part].title for part in operators.HIDDEN)
+            yield False, f"{op}: {hidden} not known, since it was registered before safecache was imported"
+    for part in PARTS:
+        rows = stated.get(part, {})
+        if len(rows) > _MOST:
+            yield PARTS[part].refuses, f"{PARTS[part].title}: {len(rows)}, as digests"
+        else:
+            yield from (_described(part, name, value) for name, value in sorted(rows.items()))
+
+
+def _described(part: str, name: str, value: object) -> tuple[bool, str]:
+    is_readable = part in _SHOWN or not PARTS[part].refuses
+    named = f"{PARTS[part].title}{f', {name}' if name else ''}"
+    return PARTS[part].refuses, f"{named}: {value}" if is_readable else f"{named}: digest {value}"
+
+
+def refusal(ref: Ref, provenance: Mapping[str, str]) -> Refusal | None:
+    """As KeyPart.refusal()."""
+    kind, key = ref.kind, ref.key
+    if kind.proof.fingerprint is Fingerprint.NOTHING:
+        return None
+    stated = _read(provenance)
+    # As earlier releases have it.
+    if stated is None or (_FILES not in stated and kind.proof.fingerprint is Fingerprint.GRAPH):
+        return _of_silence(kind, key)
+    found = _of_ops(stated.get(_OPS, {}), kind) or _of_surroundings(stated)
+    if found is None:
+        compiled = _state.now.compiled
+        compiled.setdefault((kind, key), stated)
+        _meet(stated)
+        compiled.update({(Kind.FX_ENTRY, part): {} for part in stated.get(_PLAIN, {})})
+    return found
+
+
+def _read(provenance: Mapping[str, str]) -> dict[str, Any] | None:
+    try:
+        stated = json.loads(provenance[FIELD])
+    except (KeyError, ValueError):
+        return None
+    if not isinstance(stated, dict) or not all(isinstance(row, dict) for row in stated.values()):
+        return None
+    return stated if all(isinstance(row, dict) for row in stated.get(_OPS, {}).values()) else None
+
+
+def _of_ops(ops: dict[str, dict[str, str]], kind: Kind) -> Refusal | None:
+    for name in sorted({*ops, *operators.find_changed(compiles.current.graph, is_lowered=kind is Kind.FX_ENTRY)}):
+        there, here = ops.get(name, {}), _stated_now(name)
+        is_unseen = operators.UNSEEN in {*there, *here}
+        unknown = {operators.UNSEEN, *(operators.HIDDEN if is_unseen else ())}
+        # What this process has no op of is not called by it.
+        for part in sorted({*there, *here} - unknown if here.keys() - unknown else ()):
+            if there.get(part, "") != here.get(part, ""):
+                return _refusal(part, name, there.get(part, ""), here.get(part, ""))
+        if is_unseen and here and name not in config.current().assume_unchanged:
+            return Refusal(Reason.STALE, _UNKNOWN.format(name), "Recompiling.", cause=name)
+    return None
+
+
+def _of_silence(kind: Kind, key: str) -> Refusal | None:
+    """Of an entry from before there were statements, from stock torch, or adopted: it proves nothing."""
+    compiled = _state.now.compiled
+    known = compiled.get((kind, key))
+    is_plain = known is not None and not known.get(_OPS)
+    names = (
+        _named_in(compiles.current.graph, kind) if kind.proof.fingerprint is Fingerprint.GRAPH and not is_plain else ()
+    )
+    if not names:
+        compiled.setdefault((kind, key), {})
+        return None
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    evidence = f"it does not say with which {names[0]}{more} it was compiled, and its cache key does not either"
+    return Refusal(Reason.STALE, evidence, cause=names[0])
+
+
+def _refusal(part: str, name: str, there: str, here: str) -> Refusal:
+    row = PARTS[part]
+    if part in _SHOWN:
+        change = f"was {there or 'none'!r} and is {here or 'none'!r} now"
+    else:
+        change = "has changed" if there and here else "is new" if here else "is gone"
+    what = f"the {row.title}{f', {name},' if name else ''} {change}"
+    evidence = f"{what} since it was compiled, which torch's cache key does not cover ({row.issue})"
+    reason = Reason.OTHER_RANK if part == "rank" else Reason.STALE
+    return Refusal(reason, evidence, "Recompiling.", cause=f"{part} {name}")
+
+
+def _of_surroundings(stated: Mapping[str, Any]) -> Refusal | None:
+    for part in filter(stated.__contains__, PARTS):
+        for name in sorted({*stated[part], *surroundings.names(part)}):
+            was, here = stated[part].get(name, ""), _told(partial(surroundings.now, part, name), None)
+            if here is None or here == was:
+                continue
+            if PARTS[part].refuses:
+                return _refusal(part, name, was, here)
+            title = f"{PARTS[part].title}{f' ({name})' if name else ''}"
+            events.log_line(logging.DEBUG, f"safecache: an entry of another {title} is used: {was}, not {here}")
+    return None

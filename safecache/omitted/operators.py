@@ -231,7 +231,7 @@ def find_modules(names: Iterable[str]) -> set[str]:
 
 
 def operator_fingerprint(name: str) -> dict[str, str]:
-    """What the op of this name is now, by the rows of fingerprints.PARTS; empty if this process has no such op."""
+    """What the op of this name is now, by the rows of omitted.PARTS; empty if this process has no such op."""
     if name == _PATTERNS:
         patterns = functions.look_into([vars(each) for each in _patterns()])
         _state.now.modules[name] = patterns.modules

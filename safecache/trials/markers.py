@@ -284,7 +284,7 @@ class Blame(Enum):
 # Of what has run in the thread that crashed, as faulthandler writes it.
 _FATAL = re.compile(r"^Fatal Python error: ([^\n]{1,60})", re.MULTILINE)
 # Its functions call what is on trial, so that their frames are below it: a block of a with statement leaves none.
-_FRAME = "/safecache/trials/first_runs.py"
+_FRAME = "/safecache/trials/__init__.py"
 # What code that does not fit raises, where it raises it itself; any other may be due to what it was given.
 _UNFIT = (AssertionError, AttributeError, ImportError, LookupError, NameError, SyntaxError, TypeError)
 _OF_OTHERS = ("OutOfMemoryError", "CppCompileError", "DistBackendError", "DistNetworkError", "DistStoreError")

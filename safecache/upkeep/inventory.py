@@ -14,9 +14,9 @@ from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
 
+from safecache import history
 from safecache.files import opening, temporaries
 from safecache.files.folders import Item, listed
-from safecache.history import journal
 from safecache.places import layout, ours
 from safecache.places.layout import HEADERS_FOLDER, CodeFile
 from safecache.places.refs import Ref, locate
@@ -211,7 +211,7 @@ _OURS: dict[str, Callable[[str, str], Iterator[Group | File]]] = {
     ours.QUARANTINE: _quarantine,
     ours.RECORDS: partial(_files, kind=Kind.RECORD, is_one=_HASH.fullmatch),
     ours.KNOWN_BAD: partial(_files, kind=Kind.KNOWN_BAD, is_one=_HASH.fullmatch),
-    ours.JOURNAL: partial(_files, kind=Kind.JOURNAL, is_one=journal.is_one),
+    ours.JOURNAL: partial(_files, kind=Kind.JOURNAL, is_one=history.is_one),
     ours.CRASHES: partial(_directories, kind=Kind.CRASH_REPORT),
     ours.DIFFERENCES: partial(_directories, kind=Kind.DIFFERENCE),
     ours.KEYS: _keys,

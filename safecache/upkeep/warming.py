@@ -19,8 +19,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple, Protocol
 
 from safecache.explain import explanations, key_records
-from safecache.history import run_summary
-from safecache.history.journal import Time
+from safecache.history import Time, run_summary
 from safecache.history.run_summary import LABELS, Line, Summary
 from safecache.places import layout
 from safecache.places.refs import Ref

@@ -16,7 +16,7 @@ import pytest
 
 from crashes.conftest import SECRET
 from crashes.crash_names import DEADLY
-from safecache.isolation import reports
+from safecache.isolation import crashes
 
 of_crashed = pytest.mark.xdist_group("crashed")
 
@@ -48,11 +48,11 @@ def test_script_of_the_report_fails_in_the_same_pass(crashed, tmp_path):
 
 
 def test_hang_ends_with_the_timeout(home):
-    crashes = home.compile("hang", "endless", env={"SAFECACHE_COMPILE_TIMEOUT": "2"}).result
-    for crash in crashes:
+    ended = home.compile("hang", "endless", env={"SAFECACHE_COMPILE_TIMEOUT": "2"}).result
+    for crash in ended:
         assert (crash["error"], crash["how"]) == ("TritonCompileCrash", "timeout")
         assert "more than 2 s" in crash["text"] and "SAFECACHE_ISOLATE=1,timeout=" in crash["text"]
-    assert crashes[1]["stage"] == "source" and not os.path.exists(os.path.join(crashes[1]["report"], "reproduce.py"))
+    assert ended[1]["stage"] == "source" and not os.path.exists(os.path.join(crashes[1]["report"], "reproduce.py"))
 
 
 @of_crashed
@@ -135,30 +135,30 @@ def facts(root, hash, size=0):
 
 
 def test_report_never_replaces_that_of_another_kernel(tmp_path):
-    first = reports.write(*facts(str(tmp_path), "ab" * 32))
-    other = reports.write(*facts(str(tmp_path), "ab" * 8 + "cd" * 24))
-    assert reports.write(*facts(str(tmp_path), "ab" * 32)) == first != other
-    assert {path: summary["hash"] for path, summary in reports.listed(str(tmp_path)).items()} == {
+    first = crashes.write_report(*facts(str(tmp_path), "ab" * 32))
+    other = crashes.write_report(*facts(str(tmp_path), "ab" * 8 + "cd" * 24))
+    assert crashes.write_report(*facts(str(tmp_path), "ab" * 32)) == first != other
+    assert {path: summary["hash"] for path, summary in crashes.list_reports(str(tmp_path)).items()} == {
         first: "ab" * 32,
         other: "ab" * 8 + "cd" * 24,
     }
 
 
 def test_reports_are_the_latest_so_many(tmp_path, monkeypatch):
-    monkeypatch.setattr(reports, "_MOST_REPORTS", 3)
-    written = [reports.write(*facts(str(tmp_path), f"{number:064x}"[::-1])) for number in range(5)]
+    monkeypatch.setattr(crashes, "_MOST_REPORTS", 3)
+    written = [crashes.write_report(*facts(str(tmp_path), f"{number:064x}"[::-1])) for number in range(5)]
     for age, path in enumerate(written[:-1]):
         if os.path.exists(path):
             os.utime(path, (age, age))
-    last = reports.write(*facts(str(tmp_path), "ff" * 32))
-    assert sorted(reports.listed(str(tmp_path))) == sorted([*written[3:], last])
+    last = crashes.write_report(*facts(str(tmp_path), "ff" * 32))
+    assert sorted(crashes.list_reports(str(tmp_path))) == sorted([*written[3:], last])
 
 
 def test_reports_hold_so_many_bytes(tmp_path, monkeypatch):
-    monkeypatch.setattr(reports, "_MOST_BYTES", 10_000)
-    reports.write(*facts(str(tmp_path), "ab" * 32, size=6_000))
-    last = reports.write(*facts(str(tmp_path), "cd" * 32, size=6_000))
-    assert list(reports.listed(str(tmp_path))) == [last]
+    monkeypatch.setattr(crashes, "_MOST_BYTES", 10_000)
+    crashes.write_report(*facts(str(tmp_path), "ab" * 32, size=6_000))
+    last = crashes.write_report(*facts(str(tmp_path), "cd" * 32, size=6_000))
+    assert list(crashes.list_reports(str(tmp_path))) == [last]
 
 
 def test_report_that_cannot_be_written_does_not_hide_the_crash(home):

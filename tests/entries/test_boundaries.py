@@ -8,12 +8,10 @@ import os
 
 import pytest
 
+from safecache import flights, history, omitted
 from safecache.entries import loading, searches
 from safecache.errors import CacheReadError
 from safecache.explain import key_records
-from safecache.flights import scopes
-from safecache.history import journal
-from safecache.omitted import fingerprints
 from safecache.places import layout
 from safecache.places.refs import Ref
 from safecache.reporting.kinds import Kind
@@ -27,11 +25,11 @@ EACH = pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__
 PLACES = {
     "entry's bytes": (entry_files, "read_entry"),
     "seal": (trust, "examine"),
-    "what the key omits": (fingerprints, "_of_ops"),
-    "lease": (scopes, "open_lease"),
+    "what the key omits": (omitted, "_of_ops"),
+    "lease": (flights, "open_lease"),
     "record of the key": (key_records, "recall"),
     "explanation": (key_records, "why_absent"),
-    "journal": (journal, "_append"),
+    "journal": (history, "_append"),
 }
 
 
@@ -42,7 +40,7 @@ def source(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(root))
     directory = root / Ref(Kind.FX_ENTRY, KEY, "").path
     directory.mkdir(parents=True)
-    stated = provenance.statement(Kind.FX_ENTRY) | fingerprints.statement(Ref(Kind.FX_ENTRY, KEY))
+    stated = provenance.statement(Kind.FX_ENTRY) | omitted.statement(Ref(Kind.FX_ENTRY, KEY))
     content = seal.attach(b"N.", Kind.FX_ENTRY, KEY, keyring.current().signing, stated, "default")
     (directory / layout.entry_name(content)).write_bytes(content)
     return loading.Source(Ref(Kind.FX_ENTRY, KEY, str(root)), lambda entry: entry is None)
@@ -54,7 +52,7 @@ MISSING = ("lease", "record of the key", "explanation", "journal")
 def look_up(source):
     """What is found, as torch looks for it, and as a process asks that has to wait for another."""
     with (
-        scopes.compile_scope(source.ref.kind, math.inf),
+        flights.compile_scope(source.ref.kind, math.inf),
         searches.track_lookup(source.ref, lambda: "f") as search,
     ):
         searches.last_compile_seconds(source.ref.kind)
@@ -76,7 +74,7 @@ def fail(source, monkeypatch, place, error):
         raise error
 
     # Others have imported it by its name.
-    for each in (module, scopes) if hasattr(scopes, name) else (module,):
+    for each in (module, flights) if hasattr(flights, name) else (module,):
         monkeypatch.setattr(each, name, raise_it)
 
 
@@ -91,7 +89,7 @@ def test_lookup_ends(source, monkeypatch, caplog, place, error):
     with caplog.at_level(logging.WARNING, "safecache"):
         for _ in range(3):
             look_up(source)
-    assert sum(journal.counts().values()) == 3
+    assert sum(history.counts().values()) == 3
     lines = [line for line in caplog.messages if type(error).__name__ in line]
     assert len(lines) == 1, caplog.messages
 

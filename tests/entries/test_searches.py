@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from safecache import history
 from safecache.entries import searches
-from safecache.history import journal
 from safecache.places.refs import Ref
 from safecache.reporting.kinds import Kind
 
@@ -17,10 +17,10 @@ class StopCompiling(BaseException):
 def test_lookup_that_is_not_gone_on_with_is_none():
     with pytest.raises(StopCompiling), searches.track_lookup(Ref(Kind.AOT_ENTRY), lambda: "f"):
         raise StopCompiling
-    assert journal.counts() == {} and not searches.is_under_way(Kind.AOT_ENTRY)
+    assert history.counts() == {} and not searches.is_under_way(Kind.AOT_ENTRY)
 
 
 def test_lookup_that_fails_is_a_bypass():
     with pytest.raises(RuntimeError), searches.track_lookup(Ref(Kind.AOT_ENTRY), lambda: "f"):
         raise RuntimeError("out of registers")
-    assert journal.counts() == {"aot bypass: lookup failed": 1}
+    assert history.counts() == {"aot bypass: lookup failed": 1}

@@ -10,7 +10,8 @@ import time
 import pytest
 from helpers.fresh import forget_levels
 
-from safecache.explain import key_records, torch_keys
+from safecache import explain
+from safecache.explain import key_records
 from safecache.explain.key_records import Component, KeyRecord
 from safecache.files import filesystem
 from safecache.places.refs import Ref
@@ -94,7 +95,7 @@ def test_shared_level_that_takes_no_record_costs_nothing(shared, local, settings
         return open_(path, flags, *rest, **named)
 
     monkeypatch.setattr(filesystem, "open", fail)
-    torch_keys.note(Ref(Kind.AOT_ENTRY, KEY, local), "model.f", ())
+    explain.note(Ref(Kind.AOT_ENTRY, KEY, local), "model.f", ())
     tell(Saved(Ref(Kind.AOT_ENTRY, KEY, local)))
     assert tried and [found.key for found in key_records.every(local)] == [KEY] and not caplog.records
     tried.clear()

@@ -233,7 +233,7 @@ def test_entry_in_a_cache_that_cannot_be_written_is_passed_over(planted):
 
 def test_nothing_is_left_of_a_trial_from_the_second_run_on(good):
     answer = good.run(trial_scenes.infer_twice)
-    assert answer.ok and answer.result[0] == "safecache.trials.first_runs", answer
+    assert answer.ok and answer.result[0] == "safecache.trials", answer
     assert not any(module.startswith("safecache") for module in answer.result[1:]), answer
 
 

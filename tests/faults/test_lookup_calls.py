@@ -37,9 +37,9 @@ def find(count):
     with searches.track_lookup(Ref(Kind.KERNEL, "KEY", root), lambda: "k") if count else contextlib.nullcontext() as search:
         assert triton_files.get_group(kernel, "k.json") == {"k.cubin": kernel + "/k.cubin"}
         search and search.hit()
-from safecache.history import journal
-journal.observe()
-journal._PAUSE = 3600.0
+from safecache import history
+history.observe()
+history._PAUSE = 3600.0
 find(COUNT)
 os.path.exists("/where-it-starts")
 find(COUNT)

@@ -87,7 +87,7 @@ ELSEWHERE = {
     "cli/demo.py": "a cache of its own",
     "cli/main.py": "/dev/null",
     "tiers/directory_faults.py": "a cache's root itself",
-    "history/journal.py": "a cache's root itself",
+    "history/__init__.py": "a cache's root itself",
     "integrations/tilelang.py": "a cache's root itself",
     "doctor/file_systems.py": "what it tries in a directory of its own, through that directory's descriptor",
     "doctor/installation.py": "a temporary directory",

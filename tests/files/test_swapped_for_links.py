@@ -22,7 +22,7 @@ from safecache.errors import EntryRefusedError
 from safecache.explain import key_records
 from safecache.explain.key_records import KeyRecord
 from safecache.files import filesystem, folders
-from safecache.isolation import crashes, reports
+from safecache.isolation import crashes
 from safecache.places import layout
 from safecache.ports import Published
 from safecache.reporting import events
@@ -71,17 +71,17 @@ def test_crash_report_is_not_written_through_a_link_and_prunes_nothing_there(tmp
     root = tmp_path / "cache"
     link(root / ".safecache" / "crashes", documents)
     with pytest.raises(OSError, match="Not a directory"):
-        reports.write(*facts(str(root), "ab" * 32))
+        crashes.write_report(*facts(str(root), "ab" * 32))
 
 
 def test_what_only_has_the_name_of_a_report_is_not_pruned(tmp_path, monkeypatch):
-    monkeypatch.setattr(reports, "_MOST_REPORTS", 1)
+    monkeypatch.setattr(crashes, "_MOST_REPORTS", 1)
     other = tmp_path / ".safecache" / "crashes" / ("1" * 16)
     other.mkdir(parents=True)
     (other / "letter").write_text("dear")
     for hash in ("ab" * 32, "cd" * 32):
-        reports.write(*facts(str(tmp_path), hash))
-    assert (other / "letter").exists() and len(reports.listed(str(tmp_path))) == 1
+        crashes.write_report(*facts(str(tmp_path), hash))
+    assert (other / "letter").exists() and len(crashes.list_reports(str(tmp_path))) == 1
 
 
 @pytest.mark.parametrize("folder", [".safecache", ".safecache/trash"])

@@ -13,8 +13,7 @@ import threading
 import time
 from pathlib import Path
 
-from safecache import compiles
-from safecache.flights import scopes
+from safecache import compiles, flights
 from safecache.places.refs import Ref
 from safecache.reporting.kinds import Kind
 
@@ -28,8 +27,8 @@ def published(root: str) -> Path:
 
 def compile_once(root: str) -> None:
     """Find it, or compile it; and say which."""
-    with scopes.compile_scope(Kind.FX_ENTRY, float("inf")):
-        flight = scopes.wait_or_lead(Ref(Kind.FX_ENTRY, KEY, root))
+    with flights.compile_scope(Kind.FX_ENTRY, float("inf")):
+        flight = flights.wait_or_lead(Ref(Kind.FX_ENTRY, KEY, root))
         if flight is not None and published(root).exists():
             flight.found()
             print("found", flush=True)
@@ -43,8 +42,8 @@ def compile_once(root: str) -> None:
 def main(root: str, kind: str, key: str, how: str = "") -> None:
     """As the module says."""
     threading.Thread(target=_run, daemon=True).start()
-    with scopes.compile_scope(Kind[kind], float("inf")):
-        flight = scopes.wait_or_lead(Ref(Kind[kind], key, root))
+    with flights.compile_scope(Kind[kind], float("inf")):
+        flight = flights.wait_or_lead(Ref(Kind[kind], key, root))
         if how == "fork" and os.fork() == 0:
             os.read(0, 1)
             os._exit(0)

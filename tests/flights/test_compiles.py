@@ -42,12 +42,12 @@ def test_switched_off_each_compiles(home):
 
 
 ASKED = """
-from safecache.flights import scopes
-plain = scopes._enter
+from safecache import flights
+plain = flights._enter
 def enter(this, ref, before):
     warnings.append(f"{ref.kind.word} {before() > 0}")
     return plain(this, ref, before)
-scopes._enter = enter
+flights._enter = enter
 """
 
 

@@ -15,8 +15,8 @@ from faults.store import traced
 from faults.store.traced import needs_strace
 
 from flights import flyer
+from safecache import flights
 from safecache.files import holders
-from safecache.flights import scopes
 from safecache.places import ours
 from safecache.places.refs import Ref
 from safecache.reporting.kinds import Kind
@@ -50,7 +50,7 @@ def calls(root):
 def injected(root, call, what):
     """What is compiled under strace, with that done at this call, in a cache of its own."""
     traced.prepare(root, None)
-    scopes._state.reset()
+    flights._state.reset()
     options = ["-e", f"trace={call.name}", "-e", f"inject={call.name}:{what}:when={call.number}"]
     # Else it stops at all calls, which takes four times as long. A signal is not injected so.
     options += ["--seccomp-bpf"] if what.startswith("error=") else []
@@ -59,8 +59,8 @@ def injected(root, call, what):
 
 def comes_next(root) -> str:
     """What becomes of a process that needs the same now: "holds" the lease, has "found" it, or compiles "alone"."""
-    with scopes.compile_scope(Kind.FX_ENTRY, math.inf):
-        flight = scopes.wait_or_lead(Ref(Kind.FX_ENTRY, flyer.KEY, str(root)))
+    with flights.compile_scope(Kind.FX_ENTRY, math.inf):
+        flight = flights.wait_or_lead(Ref(Kind.FX_ENTRY, flyer.KEY, str(root)))
         if flight is None:
             return "alone"
         if flyer.published(root).exists():
@@ -108,7 +108,7 @@ def test_frozen_holder_is_given_up_and_harms_nobody_when_it_goes_on(root, calls,
         thread = threading.Thread(target=lambda: done.append(injected(root, call, "signal=STOP")))  # noqa: B023
         thread.start()
         frozen = stopped(thread, root)
-        scopes._state.reset()
+        flights._state.reset()
         seen.add(comes_next(root))
         os.kill(frozen, signal.SIGCONT)
         thread.join(60)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from safecache.flights import scopes
+from safecache import flights
 from safecache.places.refs import Ref
 from safecache.reporting.kinds import Kind
 
@@ -30,8 +30,8 @@ def process(root: Path, round: int) -> None:
         published = root / f"published {key}"
         if published.exists():
             continue
-        with scopes.compile_scope(Kind.FX_ENTRY, math.inf):
-            flight = scopes.wait_or_lead(Ref(Kind.FX_ENTRY, key, str(root)))
+        with flights.compile_scope(Kind.FX_ENTRY, math.inf):
+            flight = flights.wait_or_lead(Ref(Kind.FX_ENTRY, key, str(root)))
             if flight is not None and published.exists():
                 flight.found()
                 continue

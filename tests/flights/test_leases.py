@@ -16,11 +16,10 @@ import time
 import pytest
 from conftest import needs_root
 
-from safecache import compiles
+from safecache import compiles, flights, history
 from safecache.entries import searches
 from safecache.files import holders
-from safecache.flights import scopes
-from safecache.history import journal, run_summary
+from safecache.history import run_summary
 from safecache.places import ours
 from safecache.places.refs import Ref
 from safecache.reporting import events, waits
@@ -35,13 +34,13 @@ def folder(root):
 
 
 def enter(root, kind=Kind.FX_ENTRY, key=KEY):
-    return scopes.wait_or_lead(Ref(kind, key, str(root)))
+    return flights.wait_or_lead(Ref(kind, key, str(root)))
 
 
 @pytest.fixture
 def compiling():
     """This thread compiles a graph, for the test."""
-    with scopes.compile_scope(Kind.FX_ENTRY, math.inf):
+    with flights.compile_scope(Kind.FX_ENTRY, math.inf):
         yield
 
 
@@ -61,14 +60,14 @@ def is_held() -> bool:
 
 
 def test_first_holds_and_nothing_is_left_of_it(root):
-    with scopes.compile_scope(Kind.FX_ENTRY, math.inf):
+    with flights.compile_scope(Kind.FX_ENTRY, math.inf):
         assert enter(root) is not None and is_held()
         assert len(os.listdir(folder(root))) == 1
     assert os.listdir(folder(root)) == []
 
 
 def test_failed_compile_releases_it(root, flyer):
-    with pytest.raises(ValueError), scopes.compile_scope(Kind.FX_ENTRY, math.inf):
+    with pytest.raises(ValueError), flights.compile_scope(Kind.FX_ENTRY, math.inf):
         enter(root)
         other = flyer(root, "FX_ENTRY", KEY)
         raise ValueError
@@ -76,7 +75,7 @@ def test_failed_compile_releases_it(root, flyer):
 
 
 def test_second_waits_until_the_first_has_ended_and_looks_again(root, flyer, compiling, monkeypatch):
-    monkeypatch.setattr(journal._journal, "now", journal._Journal())
+    monkeypatch.setattr(history._journal, "now", history._Journal())
     other = flyer(root, "FX_ENTRY", KEY)
     assert other.says() == "holds"
     threading.Timer(1.0, other.go_on).start()
@@ -102,7 +101,7 @@ def left_one(root, flyer, compiling, monkeypatch):
 
 
 def test_next_graph_is_left_to_who_has_workers_too(root, flyer, left_one, monkeypatch):
-    monkeypatch.setattr(scopes, "_HEAD_START", 60.0)
+    monkeypatch.setattr(flights, "_HEAD_START", 60.0)
     other = flyer(root, "FX_ENTRY", "the next")
 
     def compile() -> None:
@@ -116,11 +115,11 @@ def test_next_graph_is_left_to_who_has_workers_too(root, flyer, left_one, monkey
 
 def test_next_graph_is_compiled_if_nobody_comes(root, left_one, monkeypatch):
     slept = []
-    monkeypatch.setattr(scopes, "_HEAD_START", 0.2)
-    monkeypatch.setattr(scopes.time, "sleep", lambda seconds, sleep=time.sleep: slept.append(sleep(seconds)))
+    monkeypatch.setattr(flights, "_HEAD_START", 0.2)
+    monkeypatch.setattr(flights.time, "sleep", lambda seconds, sleep=time.sleep: slept.append(sleep(seconds)))
     assert enter(root, key="the next") is not None and is_held() and slept
     slept.clear()
-    monkeypatch.setattr(scopes._state.now, "has_been_left_one", True)
+    monkeypatch.setattr(flights._state.now, "has_been_left_one", True)
     assert enter(root, key="one more") is not None and not slept, "once"
 
 
@@ -173,9 +172,9 @@ def test_time_is_up_though_the_holder_runs(root, flyer, compiling, settings):
 
 @pytest.mark.parametrize("before", [0.01, 0.001])
 def test_time_is_up_by_what_it_took_before(root, flyer, compiling, monkeypatch, before):
-    monkeypatch.setattr(scopes, "_AT_LEAST", 0.1)
+    monkeypatch.setattr(flights, "_AT_LEAST", 0.1)
     assert flyer(root, "FX_ENTRY", KEY).says() == "holds"
-    assert scopes.wait_or_lead(Ref(Kind.FX_ENTRY, KEY, str(root)), lambda: before) is None
+    assert flights.wait_or_lead(Ref(Kind.FX_ENTRY, KEY, str(root)), lambda: before) is None
     assert events.counters()[Count.WAITED_IN_VAIN.value] == 1
 
 
@@ -183,34 +182,34 @@ def test_time_is_up_by_what_it_took_before(root, flyer, compiling, monkeypatch, 
 def test_no_more_than_the_setting_whatever_it_took(root, flyer, compiling, settings, before):
     settings(SAFECACHE_SINGLE_FLIGHT_WAIT=1)
     assert flyer(root, "FX_ENTRY", KEY).says() == "holds"
-    assert scopes.wait_or_lead(Ref(Kind.FX_ENTRY, KEY, str(root)), lambda: before) is None
+    assert flights.wait_or_lead(Ref(Kind.FX_ENTRY, KEY, str(root)), lambda: before) is None
 
 
 def test_who_need_not_wait_asks_for_no_time(root, compiling):
-    assert scopes.wait_or_lead(Ref(Kind.FX_ENTRY, KEY, str(root)), lambda: pytest.fail("it is asked for")) is not None
+    assert flights.wait_or_lead(Ref(Kind.FX_ENTRY, KEY, str(root)), lambda: pytest.fail("it is asked for")) is not None
 
 
 def test_rank_of_a_group_waits_no_longer_than_it_may(root, flyer):
     assert flyer(root, "FX_ENTRY", KEY).says() == "holds"
-    with scopes.compile_scope(Kind.FX_ENTRY, 0.2):
+    with flights.compile_scope(Kind.FX_ENTRY, 0.2):
         assert enter(root) is None
-    with scopes.compile_scope(Kind.FX_ENTRY, None):
+    with flights.compile_scope(Kind.FX_ENTRY, None):
         assert enter(root, key="another") is None and not is_held()
 
 
 @pytest.fixture
 def a_moment(monkeypatch):
     """After a quarter of a second, a measurement has taken long."""
-    monkeypatch.setattr(scopes, "_MEASURED", 0.25)
+    monkeypatch.setattr(flights, "_MEASURED", 0.25)
 
 
 def test_rank_that_measures_for_long_has_one_successor(root, flyer, a_moment):
-    with scopes.compile_scope(Kind.FX_ENTRY, 60.0):
+    with flights.compile_scope(Kind.FX_ENTRY, 60.0):
         assert enter(root) is not None and is_held()
         waiting = [flyer(root, "FX_ENTRY", KEY) for _ in range(2)]
         for each in waiting:
             each.await_lease()
-        with scopes.release_while_measuring():
+        with flights.release_while_measuring():
             ready, _, _ = select.select([each.process.stdout for each in waiting], [], [], 60)
             assert len(ready) == 1
             while is_held():  # its lock is let go first, by another thread
@@ -223,9 +222,9 @@ def test_rank_that_measures_for_long_has_one_successor(root, flyer, a_moment):
 
 
 def test_what_was_found_while_it_was_let_go_is_no_error(root, a_moment):
-    with scopes.compile_scope(Kind.FX_ENTRY, 60.0):
+    with flights.compile_scope(Kind.FX_ENTRY, 60.0):
         flight = enter(root)
-        with scopes.release_while_measuring():
+        with flights.release_while_measuring():
             while is_held():
                 time.sleep(0.01)
         flight.found()
@@ -233,10 +232,10 @@ def test_what_was_found_while_it_was_let_go_is_no_error(root, a_moment):
 
 @pytest.mark.parametrize("most", [60.0, math.inf], ids=["a short measurement", "no rank"])
 def test_measurement_that_keeps_nobody_waiting_lets_nothing_go(root, a_moment, most):
-    with scopes.compile_scope(Kind.FX_ENTRY, most):
+    with flights.compile_scope(Kind.FX_ENTRY, most):
         enter(root)
         before = timers()  # of the test's own time limit
-        with scopes.release_while_measuring():
+        with flights.release_while_measuring():
             assert timers() == before + (most == 60.0)
             if most != 60.0:
                 time.sleep(0.5)
@@ -247,19 +246,19 @@ def test_measurement_that_keeps_nobody_waiting_lets_nothing_go(root, a_moment, m
 def test_nobody_waits_for_what_is_as_coarse_as_what_they_hold(root, flyer):
     assert flyer(root, "AOT_ENTRY", KEY).says() == "holds"
     assert flyer(root, "FX_ENTRY", KEY).says() == "holds"
-    with scopes.compile_scope(Kind.FX_ENTRY, math.inf):
+    with flights.compile_scope(Kind.FX_ENTRY, math.inf):
         enter(root, key="held")
-        with scopes.compile_scope(Kind.AOT_ENTRY, math.inf):
+        with flights.compile_scope(Kind.AOT_ENTRY, math.inf):
             assert enter(root, Kind.AOT_ENTRY) is None
-        with scopes.compile_scope(Kind.FX_ENTRY, math.inf):
+        with flights.compile_scope(Kind.FX_ENTRY, math.inf):
             assert enter(root) is None
-        with scopes.compile_scope(Kind.KERNEL, math.inf):
+        with flights.compile_scope(Kind.KERNEL, math.inf):
             assert enter(root, Kind.KERNEL) is not None and is_held()
 
 
 def test_lookup_that_is_no_compile_takes_none(root):
     assert enter(root) is None
-    with scopes.compile_scope(Kind.AOT_ENTRY, math.inf):
+    with flights.compile_scope(Kind.AOT_ENTRY, math.inf):
         assert enter(root) is None
     assert not folder(root).exists()
 
@@ -274,7 +273,7 @@ def test_threads_of_a_process_wait_for_each_other(root, compiling):
     seen = []
 
     def other() -> None:
-        with scopes.compile_scope(Kind.FX_ENTRY, math.inf):
+        with flights.compile_scope(Kind.FX_ENTRY, math.inf):
             flight = enter(root)
             seen.append((flight.waited > 0, is_held()))
 
@@ -291,9 +290,11 @@ def test_child_of_a_fork_holds_nothing(root, compiling):
     assert enter(root) is not None
     child = os.fork()
     if child == 0:
-        os._exit(len(compiles.current.flights) + len([each for each in scopes._open.now.open if each._descriptor >= 0]))
+        os._exit(
+            len(compiles.current.flights) + len([each for each in flights._open.now.open if each._descriptor >= 0])
+        )
     assert os.waitpid(child, 0)[1] == 0
-    assert is_held() and not scopes.open_lease(Ref(Kind.FX_ENTRY, KEY, str(root))).try_to_hold()
+    assert is_held() and not flights.open_lease(Ref(Kind.FX_ENTRY, KEY, str(root))).try_to_hold()
 
 
 def test_notice_names_the_holder_once(root, flyer, compiling, monkeypatch, settings, caplog):
@@ -314,7 +315,7 @@ def test_notice_names_the_holder_once(root, flyer, compiling, monkeypatch, setti
 
 
 def plant(root, make):
-    with scopes.compile_scope(Kind.FX_ENTRY, math.inf):
+    with flights.compile_scope(Kind.FX_ENTRY, math.inf):
         enter(root)
         (name,) = os.listdir(folder(root))
     make(folder(root) / name)
@@ -386,7 +387,7 @@ KEYS = [f"key {number}" for number in range(8)]
 def left(root):
     """A lease on each key, which a process has left that is gone."""
     for key in KEYS:
-        lease = scopes.open_lease(Ref(Kind.FX_ENTRY, key, str(root)))
+        lease = flights.open_lease(Ref(Kind.FX_ENTRY, key, str(root)))
         lease.sign(time.time())
         lease.close()
     return list(folder(root).iterdir())
@@ -398,7 +399,7 @@ def test_other_user_delays_a_shared_cache_until_the_limit_for_all_keys(root, set
     settings(SAFECACHE_SHARED=1, SAFECACHE_SINGLE_FLIGHT_WAIT=3)
     lock_as_other_user(*left(root))
     began = time.monotonic()
-    with scopes.compile_scope(Kind.FX_ENTRY, math.inf):
+    with flights.compile_scope(Kind.FX_ENTRY, math.inf):
         for key in KEYS:
             assert enter(root, key=key) is None
     assert time.monotonic() - began < 3 * len(KEYS) / 2
@@ -412,7 +413,7 @@ def test_leases_of_a_cache_that_is_not_shared_are_private(root, old):
     if old:
         folder(root).mkdir(parents=True)
         folder(root).chmod(0o777)
-    with scopes.compile_scope(Kind.FX_ENTRY, math.inf):
+    with flights.compile_scope(Kind.FX_ENTRY, math.inf):
         enter(root)
         (name,) = os.listdir(folder(root))
         folder_status, status = folder(root).stat(), (folder(root) / name).stat()
@@ -433,7 +434,7 @@ def test_other_user_who_may_only_read_delays_by_two_seconds_in_all(root, lock_as
     """As of leases that lie there since a time when all could read them."""
     lock_as_other_user(*left(root))
     began = time.monotonic()
-    with scopes.compile_scope(Kind.FX_ENTRY, math.inf):
+    with flights.compile_scope(Kind.FX_ENTRY, math.inf):
         for key in KEYS:
             assert enter(root, key=key) is None
     assert waits.UNPROVEN <= time.monotonic() - began < waits.UNPROVEN * len(KEYS) / 2
@@ -447,7 +448,7 @@ def test_holder_of_another_key_that_the_kernel_does_not_name_delays_by_two_secon
     for key in KEYS:
         assert flyer(root, "FX_ENTRY", key, XDG_CONFIG_HOME=str(tmp_path / "other")).says() == "holds"
     began = time.monotonic()
-    with scopes.compile_scope(Kind.FX_ENTRY, math.inf):
+    with flights.compile_scope(Kind.FX_ENTRY, math.inf):
         for key in KEYS:
             assert enter(root, key=key) is None
     assert waits.UNPROVEN <= time.monotonic() - began < waits.UNPROVEN * len(KEYS) / 2
@@ -485,7 +486,7 @@ def test_waits_that_find_nothing_end_after_one_limit(root, flyer, settings, capl
         assert other.says() == "holds"
         timer = threading.Timer(0.8, other.go_on)
         timer.start()
-        with scopes.compile_scope(Kind.FX_ENTRY, math.inf):
+        with flights.compile_scope(Kind.FX_ENTRY, math.inf):
             enter(root, key=key)
         timer.cancel()
         timer.join()
@@ -498,7 +499,7 @@ def test_waits_that_find_something_have_no_end(root, flyer, settings):
         other = flyer(root, "FX_ENTRY", key)
         assert other.says() == "holds"
         threading.Timer(0.5, other.go_on).start()
-        with scopes.compile_scope(Kind.FX_ENTRY, math.inf):
+        with flights.compile_scope(Kind.FX_ENTRY, math.inf):
             flight = enter(root, key=key)
             assert flight.waited > 0
             flight.found()
@@ -510,7 +511,7 @@ def test_rank_waits_for_half_of_the_limit_between_two_collectives(root, flyer, m
     monkeypatch.setattr(waits, "_find_group", lambda: (1.0, collectives))
     for key in KEYS[:3]:
         assert flyer(root, "FX_ENTRY", key).says() == "holds"
-    with scopes.compile_scope(Kind.FX_ENTRY, 60.0):
+    with flights.compile_scope(Kind.FX_ENTRY, 60.0):
         assert enter(root, key=KEYS[0]) is None and waits.remaining(60) == 0
         holders._state.reset()
         began = time.monotonic()
@@ -563,12 +564,12 @@ def test_cache_that_cannot_be_written_has_none(tmp_path, compiling):
 
 def test_lease_whose_holder_ends_while_it_is_opened_lets_look_again(root, compiling, monkeypatch):
     """Else two processes compile what the first of them has just published."""
-    is_scarce = scopes.filesystem.is_scarce
+    is_scarce = flights.filesystem.is_scarce
 
     def end_holder(descriptor):
         (path,) = folder(root).iterdir()
         path.unlink()
         return is_scarce(descriptor)
 
-    monkeypatch.setattr(scopes.filesystem, "is_scarce", end_holder)
+    monkeypatch.setattr(flights.filesystem, "is_scarce", end_holder)
     assert enter(root) is not None

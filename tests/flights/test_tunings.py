@@ -9,7 +9,8 @@ import threading
 import pytest
 from conftest import python
 
-from safecache.flights import scopes, tuning
+from safecache import flights
+from safecache.flights import tuning
 from safecache.places.refs import Ref
 from safecache.reporting.kinds import Kind
 
@@ -28,9 +29,9 @@ class Tuner:
     def compile(self, config):
         """Find it, or compile it under a lease."""
         self.asked.append(config)
-        with scopes.compile_scope(Kind.KERNEL, math.inf):
+        with flights.compile_scope(Kind.KERNEL, math.inf):
             if not published(self.root, config).exists():
-                flight = scopes.wait_or_lead(Ref(Kind.KERNEL, config, str(self.root)))
+                flight = flights.wait_or_lead(Ref(Kind.KERNEL, config, str(self.root)))
                 if flight is None or not published(self.root, config).exists():
                     self.here.append(config)
                     self.meanwhile.get(config, list)()

@@ -9,8 +9,8 @@ import shutil
 from helpers.together import said
 
 from flights.crowd import Crowd
+from safecache import flights
 from safecache.entries import searches
-from safecache.flights import scopes
 from safecache.places.refs import Ref
 from safecache.reporting.kinds import Kind
 
@@ -68,8 +68,8 @@ def test_who_trains_what_another_process_compiles_has_them_once_a_graph_is_not_f
     starts(home)
     (key,) = os.listdir(home.cache / "aotautograd")
     shutil.rmtree(home.cache / "aotautograd")
-    with scopes.compile_scope(Kind.AOT_ENTRY, math.inf):
-        assert scopes.wait_or_lead(Ref(Kind.AOT_ENTRY, key, str(home.cache))) is not None
+    with flights.compile_scope(Kind.AOT_ENTRY, math.inf):
+        assert flights.wait_or_lead(Ref(Kind.AOT_ENTRY, key, str(home.cache))) is not None
         assert starts(home) == []
         for name in ("aotautograd", "fxgraph"):
             shutil.rmtree(home.cache / name)

@@ -17,8 +17,8 @@ import pytest
 import safecache
 from helpers.caches import Cache
 from helpers.fresh import forget_levels
+from safecache import history
 from safecache.cli.main import main
-from safecache.history import journal
 from safecache.settings import config
 from safecache.tiers import fallback
 from safecache.upkeep import eviction
@@ -34,7 +34,7 @@ def isolated(monkeypatch, tmp_path):
         monkeypatch.delenv(name)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setattr(config, "_current", None)
-    monkeypatch.setattr(journal, "_write_soon", lambda: None)  # it would write after the test
+    monkeypatch.setattr(history, "_write_soon", lambda: None)  # it would write after the test
     safecache.reset()
     umask = os.umask(0o022)  # the files that tests make are private, whatever the caller's umask
     yield

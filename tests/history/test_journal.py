@@ -17,10 +17,10 @@ from pathlib import Path
 import pytest
 from conftest import SOURCE, python
 
-from safecache import ports, session
+from safecache import history, ports, session
 from safecache.code import lock_guards
 from safecache.entries import searches
-from safecache.history import journal, run_summary
+from safecache.history import run_summary
 from safecache.places.refs import Ref
 from safecache.ports import Lookup, Outcome
 from safecache.reporting.kinds import Kind, Reason
@@ -33,9 +33,9 @@ MISS = Lookup(Ref(Kind.FX_ENTRY, "fkey"), "model (m.py:1)", Outcome.MISS, Reason
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch):
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
-    monkeypatch.setattr(journal._journal, "now", journal._Journal())
+    monkeypatch.setattr(history._journal, "now", history._Journal())
     session.reset()
-    journal._journal.now.awaits_end = True  # no test is to be written of when pytest ends
+    history._journal.now.awaits_end = True  # no test is to be written of when pytest ends
 
 
 def files(root):
@@ -59,7 +59,7 @@ def test_time_of_a_hit_is_counted_once_for_what_it_needs_too(tmp_path, monkeypat
         with searches.track_lookup(Ref(Kind.FX_ENTRY, "fkey", root), str) as inner:
             inner.hit()
         outer.hit()
-    assert journal._journal.now.counted == {"fx hit": 1, "aot hit": 1, "aot ms in hits": 2000}
+    assert history._journal.now.counted == {"fx hit": 1, "aot hit": 1, "aot ms in hits": 2000}
 
 
 @pytest.mark.parametrize("fails", [False, True], ids=["taken", "not taken"])
@@ -74,7 +74,7 @@ def test_wait_for_a_lock_is_counted_from_a_millisecond_on(monkeypatch, fails):
     for _ in range(2):
         with suppress(TimeoutError):
             lock_guards.wait("lock", 1, attempt)
-    assert journal._journal.now.counted == {"code ms waited": 3500}
+    assert history._journal.now.counted == {"code ms waited": 3500}
 
 
 def test_journal_that_cannot_be_written_is_told_of_once(tmp_path, caplog):
@@ -112,24 +112,23 @@ def test_miss_is_written_at_once_with_the_hits_before_it(tmp_path, monkeypatch):
 def test_each_hit_is_written_once(tmp_path):
     for lookup in (HIT, MISS, HIT, HIT, MISS):
         record(lookup, tmp_path)
-    journal._end()
+    history._end()
     assert [line["counts"] for line in lines(tmp_path)] == [{"aot hit": 1}, {"aot hit": 2}]
     record(HIT, tmp_path)
-    journal._end()
-    journal._end()
+    history._end()
+    history._end()
     assert [line["counts"] for line in lines(tmp_path)][2:] == [{"aot hit": 1}]
-    assert journal.counts() == {"aot hit": 4, "fx miss: never seen": 2}
+    assert history.counts() == {"aot hit": 4, "fx miss: never seen": 2}
 
 
 END = """
 import os, sys
-from safecache import ports
-from safecache.history import journal
+from safecache import history, ports
 from safecache.ports import Lookup, Outcome
 from safecache.places.refs import Ref
 from safecache.reporting.kinds import Kind
 from safecache.reporting.kinds import Reason
-journal.observe()
+history.observe()
 def record(outcome, reason=None):
     ports.tell(Lookup(Ref(Kind.AOT_ENTRY, "akey", sys.argv[1]), "", outcome, reason, "", 0.0, ""))
 record(Outcome.HIT)
@@ -180,11 +179,11 @@ def test_process_that_only_hits_and_is_killed_has_written_that_soon_after(tmp_pa
 
 
 def test_hits_leave_room_for_what_misses_later(tmp_path, monkeypatch):
-    monkeypatch.setattr(journal, "LARGEST", 2000)
-    monkeypatch.setattr(journal, "_PAUSE", 0.0)
+    monkeypatch.setattr(history, "LARGEST", 2000)
+    monkeypatch.setattr(history, "_PAUSE", 0.0)
     for _ in range(20):
         record(HIT, tmp_path)
-        journal._work()
+        history._work()
     assert 0 < files(tmp_path)[0].stat().st_size <= 1000
     record(MISS, tmp_path)
     assert lines(tmp_path)[-1]["outcome"] == "miss"
@@ -196,7 +195,7 @@ record(Outcome.MISS, Reason.EVICTED)
 record(Outcome.HIT)
 pid = os.fork()
 if not pid:
-    assert journal.counts() == {{}}
+    assert history.counts() == {{}}
     record(Outcome.MISS, Reason.EVICTED)
     sys.exit()
 os.waitpid(pid, 0)
@@ -236,8 +235,8 @@ def test_journal_that_cannot_be_written_is_of_no_consequence(tmp_path, fault, ca
         root = Path("/proc/nobody")
     record(MISS, root)
     record(HIT, root)
-    journal._end()
-    assert journal.counts() == {"aot hit": 1, "fx miss: never seen": 1} and not caplog.records
+    history._end()
+    assert history.counts() == {"aot hit": 1, "fx miss: never seen": 1} and not caplog.records
 
 
 def test_directory_that_torch_would_make_is_made(tmp_path, monkeypatch):
@@ -261,10 +260,10 @@ def test_journal_that_was_removed_is_begun_again(tmp_path):
 
 
 def test_what_a_file_has_no_room_for_is_counted(tmp_path, monkeypatch):
-    monkeypatch.setattr(journal, "LARGEST", 1000)
+    monkeypatch.setattr(history, "LARGEST", 1000)
     for _ in range(10):
         record(MISS, tmp_path)
-    journal._end()
+    history._end()
     written = lines(tmp_path)
     named = sum("layer" in line for line in written)
     assert 0 < named < 10 and written[-1]["counts"] == {"fx miss: never seen": 10 - named}
@@ -272,7 +271,7 @@ def test_what_a_file_has_no_room_for_is_counted(tmp_path, monkeypatch):
 
 
 def test_oldest_files_go_where_there_are_many(tmp_path, monkeypatch):
-    monkeypatch.setattr(journal, "MOST_FILES", 3)
+    monkeypatch.setattr(history, "MOST_FILES", 3)
     folder = tmp_path / ".safecache/journal"
     folder.mkdir(parents=True)
     for year in (2024, 2022, 2021, 2023):
@@ -283,7 +282,7 @@ def test_oldest_files_go_where_there_are_many(tmp_path, monkeypatch):
 
 def test_what_is_no_journal_is_never_removed(tmp_path, monkeypatch):
     """As where somebody has put a link to another directory of ours in its place."""
-    monkeypatch.setattr(journal, "MOST_FILES", 1)
+    monkeypatch.setattr(history, "MOST_FILES", 1)
     folder = tmp_path / ".safecache/journal"
     folder.mkdir(parents=True)
     names = {"20210101-training-data.jsonl", "00000.jsonl", "20210101T000000-1-aa.json"}
@@ -295,7 +294,7 @@ def test_what_is_no_journal_is_never_removed(tmp_path, monkeypatch):
 
 def test_text_of_upstream_is_cut(tmp_path):
     record(MISS._replace(detail="x" * 10_000), tmp_path)
-    assert len(lines(tmp_path)[0]["detail"]) == journal.LONGEST_TEXT
+    assert len(lines(tmp_path)[0]["detail"]) == history.LONGEST_TEXT
 
 
 def test_file_of_another_name_is_not_followed(tmp_path, monkeypatch):

@@ -10,7 +10,8 @@ import types
 import pytest
 from conftest import SOURCE
 
-from safecache.omitted import fingerprints, functions, operators
+from safecache import omitted
+from safecache.omitted import functions, operators
 from safecache.places.refs import Ref
 from safecache.ports import Compiling
 from safecache.reporting import events
@@ -221,12 +222,12 @@ def test_an_op_that_raises_when_it_is_looked_at_is_reported_and_a_miss(isolated,
         raise RuntimeError("its property raises")
 
     monkeypatch.setattr(operators, "operator_fingerprint", fail)
-    sealed = {fingerprints.FIELD: '{"files":{},"ops":{"shop.op.default":{"schema":"shop::op() -> ()"}}}'}
-    refusal = fingerprints.refusal(Ref(Kind.FX_ENTRY, "key"), sealed)
+    sealed = {omitted.FIELD: '{"files":{},"ops":{"shop.op.default":{"schema":"shop::op() -> ()"}}}'}
+    refusal = omitted.refusal(Ref(Kind.FX_ENTRY, "key"), sealed)
     assert refusal is not None and "SAFECACHE_ASSUME_UNCHANGED=shop.op.default" in refusal.evidence
     assert events.counters() == {"not explained": 1}
     settings(SAFECACHE_ASSUME_UNCHANGED="shop.op.default")
-    assert fingerprints.refusal(Ref(Kind.FX_ENTRY, "key"), sealed) is None
+    assert omitted.refusal(Ref(Kind.FX_ENTRY, "key"), sealed) is None
 
 
 def test_a_kernel_has_no_ops_to_be_looked_at(isolated, monkeypatch):
@@ -234,18 +235,18 @@ def test_a_kernel_has_no_ops_to_be_looked_at(isolated, monkeypatch):
         raise RuntimeError("looked at")
 
     monkeypatch.setattr(operators, "named_in", fail)
-    fingerprints.note_compile(Compiling(Ref(Kind.KERNEL, "key"), object()))
+    omitted.note_compile(Compiling(Ref(Kind.KERNEL, "key"), object()))
     assert events.counters() == {}
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", "null", '{"ops":[]}', '{"ops":{"a":1}}', '{"rank":"1"}'])
 def test_a_statement_that_is_none_is_taken_for_none(isolated, text):
-    assert fingerprints.refusal(Ref(Kind.FX_ENTRY, "key"), {fingerprints.FIELD: text}) is None
+    assert omitted.refusal(Ref(Kind.FX_ENTRY, "key"), {omitted.FIELD: text}) is None
 
 
 def test_a_part_of_a_newer_safecache_is_passed_over(isolated):
-    sealed = {fingerprints.FIELD: '{"files":{},"ops":{},"weather":{"":"sunny"}}'}
-    assert fingerprints.refusal(Ref(Kind.FX_ENTRY, "key"), sealed) is None
+    sealed = {omitted.FIELD: '{"files":{},"ops":{},"weather":{"":"sunny"}}'}
+    assert omitted.refusal(Ref(Kind.FX_ENTRY, "key"), sealed) is None
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from safecache import session
+from safecache import omitted, session
 from safecache.code import vllm_files
 from safecache.errors import RefusedArtifactError
 from safecache.integrations import vllm
-from safecache.omitted import fingerprints, surroundings
+from safecache.omitted import surroundings
 from safecache.places.refs import Ref
 from safecache.ports import Served, tell
 from safecache.reporting import events
@@ -83,12 +83,12 @@ def server(isolated, monkeypatch):
 
 def stated(served):
     tell(Served(served))
-    return fingerprints.statement(Ref(Kind.AOT_FUNCTION), made=None)
+    return omitted.statement(Ref(Kind.AOT_FUNCTION), made=None)
 
 
 def judged(sealed, served):
     tell(Served(served))
-    return fingerprints.refusal(Ref(Kind.AOT_FUNCTION), sealed)
+    return omitted.refusal(Ref(Kind.AOT_FUNCTION), sealed)
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_a_kernel_that_was_chosen_anew_is_another_model():
 def test_a_setting_that_vllms_key_leaves_out_is_used_and_noted(caplog, changed, said):
     caplog.set_level(logging.DEBUG, "safecache")
     sealed = stated(model())
-    assert "kv_sharing" in sealed[fingerprints.FIELD] and judged(sealed, changed) is None
+    assert "kv_sharing" in sealed[omitted.FIELD] and judged(sealed, changed) is None
     assert [said in line for line in caplog.messages] == ([True] if said else []), caplog.messages
 
 
@@ -142,7 +142,7 @@ def test_a_variable_that_vllm_does_not_declare_is_part_of_a_model(monkeypatch, c
     monkeypatch.setenv(name, value) if value is not None else monkeypatch.delenv(name)
     refusal = judged(sealed, model())
     assert refusal is not None and name in refusal.evidence, refusal
-    assert "'1'" not in sealed[fingerprints.FIELD], "values may be secret"
+    assert "'1'" not in sealed[omitted.FIELD], "values may be secret"
 
 
 @pytest.mark.parametrize(
@@ -176,7 +176,7 @@ def test_a_value_that_is_of_one_start_is_not_part_of_a_model(monkeypatch, value)
 def test_another_server_or_driver_is_noted_and_used(monkeypatch):
     monkeypatch.setitem(sys.modules, "sglang", SimpleNamespace(__version__="0.5.22"))
     sealed = stated(model())
-    assert json.loads(sealed[fingerprints.FIELD])["server"] == {"sglang": "0.5.22"}
+    assert json.loads(sealed[omitted.FIELD])["server"] == {"sglang": "0.5.22"}
     monkeypatch.setitem(sys.modules, "sglang", SimpleNamespace(__version__="0.5.23"))
     lines = []
     monkeypatch.setattr(events, "log_line", lambda level, text: lines.append(text))
@@ -240,6 +240,6 @@ def test_names_of_parameters_are_part_of_a_model():
 
 def test_a_person_is_told_of_a_whole_configuration_in_one_line():
     settings = make_dataclass("CacheConfig", [(f"switch_{number}", int, number) for number in range(60)])()
-    told = [text for _, text in fingerprints.described(stated(model(cache=settings)))]
+    told = [text for _, text in omitted.described(stated(model(cache=settings)))]
     (line,) = (text for text in told if "configuration" in text)
     assert line.endswith(": 61, as digests"), told

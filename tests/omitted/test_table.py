@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import safecache
-from safecache.omitted.fingerprints import PARTS
+from safecache.omitted import PARTS
 
 PAGE = Path(safecache.__file__).parent / "guide" / "wrong_hits.md"
 ROW = re.compile(r"(?m)^\| (.+) \| (compiled anew|used, and logged) \| (.+) \| \[\S+\]\((https://\S+)\) \|$")

@@ -74,7 +74,7 @@ class Removal(ast.NodeTransformer):
         return node if node.body else None
 
     def visit_Tuple(self, node):
-        row = re.compile(rf"'{self.feature}\.\w+'")
+        row = re.compile(rf"'{self.feature}(\.\w+)?'")
         node.elts = [each for each in node.elts if not row.search(ast.unparse(each))]
         return node
 

@@ -12,16 +12,13 @@ from helpers import filled
 from helpers.caches import Cache
 from helpers.in_process import isolated, settings
 
-from safecache import session
+from safecache import flights, history, recompile_check, session
 from safecache.explain import key_records
 from safecache.files import private_directory
-from safecache.flights import scopes
-from safecache.history import journal
 from safecache.isolation import crashes
 from safecache.places import layout, ours
 from safecache.places.layout import CodeFile
 from safecache.places.refs import Ref
-from safecache.recompile_check import checks
 from safecache.remote import client, sender, stores
 from safecache.remote import exchange as remote_leases
 from safecache.reporting.kinds import Kind, Reason
@@ -62,7 +59,7 @@ def everything(tmp_path, settings, monkeypatch):
         place.mkdir(exist_ok=True)
     monkeypatch.setattr(private_directory.tempfile, "tempdir", str(places["TMPDIR"]))
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(places["CACHE"]))
-    monkeypatch.setattr(journal._journal, "now", journal._Journal())
+    monkeypatch.setattr(history._journal, "now", history._Journal())
     settings(XDG_CONFIG_HOME=places["CONFIG"], SAFECACHE_REMOTE=f"file://{places['REMOTE']}")
     session.reset()
     root = str(places["CACHE"])
@@ -73,15 +70,15 @@ def everything(tmp_path, settings, monkeypatch):
     library.parent.mkdir(exist_ok=True)
     library.write_bytes(b"code")
     gate.attest_file(CodeFile(str(library), root))
-    lease = scopes.open_lease(Ref(Kind.FX_ENTRY, "a", root))
+    lease = flights.open_lease(Ref(Kind.FX_ENTRY, "a", root))
     assert lease.try_to_hold()
     lease.sign(time.time())
     assert markers.own(root) is not None
     strikes.add(root, ["ab/cabc.so"], Blame.UNSURE, Reason.CRASHED_RUN, time.time())
-    checks.keep(root, (Kind.FX_ENTRY, "a"), b"a", b"b", "", {})
+    recompile_check.keep(root, (Kind.FX_ENTRY, "a"), b"a", b"b", "", {})
     record = key_records.KeyRecord(Kind.FX_ENTRY, "f" + "a" * 51, "name", time.time(), ())
     key_records.remember(record, root)
-    journal.write("fx miss", root, {"key": "a"})
+    history.write("fx miss", root, {"key": "a"})
     found = crashes.Crash("signal", "ttir", 11)
     crashes.remember(root, "a" * 64, crashes.Note(found, "kernel", {}, None, time.time()))
     for folder, name in ((ours.CRASHES, "a/report.json"), (ours.TRASH, "a"), (ours.UNSEALED, "a.o")):

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from safecache import session
+from safecache import recompile_check, session
 from safecache.errors import ConfigError
 from safecache.places.refs import Ref
 from safecache.ports import Found
-from safecache.recompile_check import checks
 from safecache.reporting import events
 from safecache.reporting.kinds import Kind
 from safecache.settings import config
@@ -32,7 +31,7 @@ def test_old_name_counts_where_the_new_one_is_unset():
 
 def hidden(keys):
     session.reset()
-    return {key for key in keys if checks.hides([Found(Ref(Kind.FX_ENTRY, key), b"a", "")])}
+    return {key for key in keys if recompile_check.hides([Found(Ref(Kind.FX_ENTRY, key), b"a", "")])}
 
 
 KEYS = [f"key {number}" for number in range(2000)]
@@ -67,7 +66,7 @@ def test_all_ranks_of_a_job_sample_the_same_keys_and_other_jobs_others(sample):
 
 
 def test_what_does_not_fit_into_memory_is_not_hidden(sample, monkeypatch):
-    monkeypatch.setattr(checks, "_MOST_BYTES", 10)
+    monkeypatch.setattr(recompile_check, "_MOST_BYTES", 10)
     assert len(sample("1")) == 10
 
 
@@ -75,17 +74,21 @@ def test_graphs_of_a_hidden_entry_are_hidden_too_and_each_once(settings):
     session.reset()
     settings(SAFECACHE_RECOMPILE_SAMPLE="1e-12")
     entry, graph = Found(Ref(Kind.AOT_ENTRY, "a"), b"a", ""), Found(Ref(Kind.FX_ENTRY, "g"), b"g", "")
-    assert not checks.hides([entry, graph]) and not checks.hides([graph])
+    assert not recompile_check.hides([entry, graph]) and not recompile_check.hides([graph])
     settings(SAFECACHE_RECOMPILE_SAMPLE="1")
-    assert checks.hides([entry, graph])
+    assert recompile_check.hides([entry, graph])
     settings(SAFECACHE_RECOMPILE_SAMPLE="1e-12")
-    assert checks.hides([graph]) and not checks.hides([graph]) and not checks.hides([entry, graph])
+    assert (
+        recompile_check.hides([graph])
+        and not recompile_check.hides([graph])
+        and not recompile_check.hides([entry, graph])
+    )
 
 
 def test_what_cannot_be_compared_is_saved_and_told(settings, caplog):
     session.reset()
     settings(SAFECACHE_RECOMPILE_SAMPLE="1")
-    assert checks.is_new(Ref(Kind.FX_ENTRY, "g", "/no"), b"unsealed")
-    assert checks.hides([Found(Ref(Kind.FX_ENTRY, "g"), b"unsealed too", "")])
-    assert checks.is_new(Ref(Kind.FX_ENTRY, "g", "/no"), b"unsealed") and "was not compared" in caplog.text
+    assert recompile_check.is_new(Ref(Kind.FX_ENTRY, "g", "/no"), b"unsealed")
+    assert recompile_check.hides([Found(Ref(Kind.FX_ENTRY, "g"), b"unsealed too", "")])
+    assert recompile_check.is_new(Ref(Kind.FX_ENTRY, "g", "/no"), b"unsealed") and "was not compared" in caplog.text
     assert events.counters()["not compiled again"] == 1

@@ -15,13 +15,12 @@ from conftest import SOURCE
 from helpers.caches import key
 from helpers.listed import entry
 
-from safecache import session
+from safecache import recompile_check, session
 from safecache.files import folders
 from safecache.history import run_summary
 from safecache.places.refs import Ref
 from safecache.ports import Found
-from safecache.recompile_check import checks
-from safecache.recompile_check.comparison import Difference
+from safecache.recompile_check import Difference
 from safecache.reporting import events
 from safecache.reporting.kinds import Kind
 from safecache.settings import config
@@ -56,7 +55,7 @@ def aside(cache):
 
 def test_both_are_kept_and_the_entry_is_set_aside_but_not_twice(cache, hit, caplog):
     caplog.set_level(logging.DEBUG, "safecache")
-    place = Path(checks.report_difference(hit, b"made", DIFFERENCES))
+    place = Path(recompile_check.report_difference(hit, b"made", DIFFERENCES))
     assert kept(cache) == [place]
     assert (place / "in_the_cache.entry").read_bytes() == hit.content
     assert (place / "compiled_now.entry").read_bytes() == b"made"
@@ -69,7 +68,7 @@ def test_both_are_kept_and_the_entry_is_set_aside_but_not_twice(cache, hit, capl
     assert str(place) in caplog.text and f"moved to {moved}" in caplog.text and "+b" in caplog.text
 
     entry(cache, "a")
-    assert checks.report_difference(hit, b"made", DIFFERENCES) == ""
+    assert recompile_check.report_difference(hit, b"made", DIFFERENCES) == ""
     assert os.path.exists(hit.origin) and aside(cache) == [moved]
     assert "It has differed before, and is left" in caplog.messages[-1]
     assert events.counters() == {"compiled otherwise now": 2, "quarantined": 1}
@@ -80,18 +79,18 @@ def test_both_are_kept_and_the_entry_is_set_aside_but_not_twice(cache, hit, capl
 @pytest.mark.parametrize("is_all", [False, True])
 def test_full_disk_costs_the_evidence_and_no_more(cache, hit, caplog, call, is_all):
     with failing(call, "ENOSPC", below=cache.root / ".safecache" / ("" if is_all else "differences")):
-        assert checks.report_difference(hit, b"made", DIFFERENCES) == ""
+        assert recompile_check.report_difference(hit, b"made", DIFFERENCES) == ""
     assert "Nothing could be kept as evidence: No space left on device." in caplog.text
     assert kept(cache) == [], "nothing half"
     [after] = [*aside(cache), *([Path(hit.origin)] if os.path.exists(hit.origin) else [])]
     assert after.read_bytes() == hit.content
     assert is_all or str(after) in caplog.text
     # With room again, it is kept.
-    assert checks.report_difference(hit, b"made", DIFFERENCES) == str(kept(cache)[0])
+    assert recompile_check.report_difference(hit, b"made", DIFFERENCES) == str(kept(cache)[0])
 
 
 def test_entry_that_lies_nowhere_is_told_by_its_key(hit, caplog):
-    checks.report_difference(Found(hit.ref._replace(root=""), hit.content, ""), b"made", DIFFERENCES)
+    recompile_check.report_difference(Found(hit.ref._replace(root=""), hit.content, ""), b"made", DIFFERENCES)
     assert f"AOTAutograd entry {hit.ref.key} is compiled otherwise now" in caplog.text
 
 
@@ -100,42 +99,42 @@ def test_what_is_kept_is_told_though_no_room_can_be_made(hit, monkeypatch):
         raise OSError(errno.EIO, "Input/output error")
 
     monkeypatch.setattr(folders.Folder, "names", names)
-    place = checks.report_difference(hit, b"made", DIFFERENCES)
+    place = recompile_check.report_difference(hit, b"made", DIFFERENCES)
     assert len(os.listdir(place)) == 5
 
 
 @pytest.mark.parametrize("planted", ["nothing", "a file", "other key's", "unsealed"])
 def test_what_others_have_left_keeps_no_entry(cache, hit, planted):
     """As an empty file, or what this user has kept of another key."""
-    place = cache.root / ".safecache" / "differences" / checks._name((hit.ref.kind, hit.ref.key))
+    place = cache.root / ".safecache" / "differences" / recompile_check._name((hit.ref.kind, hit.ref.key))
     if planted == "a file":
         place.parent.mkdir(parents=True)
         place.write_bytes(b"")
     elif planted == "other key's":
-        checks.keep(str(cache.root), (Kind.FX_ENTRY, "other"), b"a", b"b", "", {})
-        (place.parent / checks._name((Kind.FX_ENTRY, "other"))).rename(place)
+        recompile_check.keep(str(cache.root), (Kind.FX_ENTRY, "other"), b"a", b"b", "", {})
+        (place.parent / recompile_check._name((Kind.FX_ENTRY, "other"))).rename(place)
     else:
         place.mkdir(parents=True)
         if planted == "unsealed":
             (place / "record").write_bytes(b"{}")
-    assert not checks.is_kept(str(cache.root), (hit.ref.kind, hit.ref.key))
-    assert checks.report_difference(hit, b"made", DIFFERENCES) == str(place)
+    assert not recompile_check.is_kept(str(cache.root), (hit.ref.kind, hit.ref.key))
+    assert recompile_check.report_difference(hit, b"made", DIFFERENCES) == str(place)
     assert len(aside(cache)) == 1 and not os.path.exists(hit.origin)
 
 
 def test_the_latest_stay(cache):
     root = str(cache.root)
     for number in range(23):
-        place = checks.keep(root, (Kind.FX_ENTRY, key("f", str(number))), b"a", b"b", "", {})
+        place = recompile_check.keep(root, (Kind.FX_ENTRY, key("f", str(number))), b"a", b"b", "", {})
         os.utime(place, (number, number))
-    assert [checks.is_kept(root, (Kind.FX_ENTRY, key("f", str(number)))) for number in range(23)] == (
+    assert [recompile_check.is_kept(root, (Kind.FX_ENTRY, key("f", str(number)))) for number in range(23)] == (
         [False] * 3 + [True] * 20
     )
 
 
 def test_what_another_process_has_saved_since_stays(cache, hit, caplog):
     Path(hit.origin).write_bytes(b"newer")
-    assert checks.report_difference(hit, b"made", DIFFERENCES)
+    assert recompile_check.report_difference(hit, b"made", DIFFERENCES)
     assert Path(hit.origin).read_bytes() == b"newer" and aside(cache) == []
     assert "It could not be moved away, or was replaced since." in caplog.text
     assert "quarantined" not in events.counters()
@@ -147,7 +146,7 @@ def test_a_lower_tier_stays_as_it_is(cache, hit, caplog, tmp_path, monkeypatch, 
     own = str(tmp_path / "own") if has_own else None
     monkeypatch.setattr(config, "cache_directory", lambda: own)
     monkeypatch.chdir(tmp_path)
-    place = checks.report_difference(hit._replace(ref=hit.ref._replace(root="")), b"made", DIFFERENCES)
+    place = recompile_check.report_difference(hit._replace(ref=hit.ref._replace(root="")), b"made", DIFFERENCES)
     assert place.startswith(f"{tmp_path}/own/.safecache/") if has_own else place == ""
     assert not (tmp_path / ".safecache").exists() and not (cache.root / ".safecache").exists()
     assert Path(hit.origin).read_bytes() == hit.content
@@ -157,10 +156,10 @@ def test_a_lower_tier_stays_as_it_is(cache, hit, caplog, tmp_path, monkeypatch, 
 @pytest.mark.parametrize("is_strict", [False, True])
 def test_strict_mode_raises_nothing_and_lists_what_has_differed_at_the_end(hit, settings, caplog, is_strict):
     settings(SAFECACHE_STRICT=int(is_strict))
-    checks.report_difference(hit, b"made", DIFFERENCES)
-    checks.report_uncompared("it", "somewhere")
-    checks._say_at_the_end()
-    checks._say_at_the_end()
+    recompile_check.report_difference(hit, b"made", DIFFERENCES)
+    recompile_check.report_uncompared("it", "somewhere")
+    recompile_check._say_at_the_end()
+    recompile_check._say_at_the_end()
     said = [each.getMessage() for each in caplog.records if each.levelname == "ERROR"]
     assert len(said) == is_strict
     assert all(f"1 entries are compiled otherwise now: AOTAutograd entry {hit.ref.key}" in _ for _ in said)
@@ -168,14 +167,13 @@ def test_strict_mode_raises_nothing_and_lists_what_has_differed_at_the_end(hit, 
 
 FORKS = """
 import {imported}os, sys
-import safecache
+from safecache import recompile_check
 from safecache.reporting.kinds import Kind
 from safecache.places.refs import Ref
 from safecache.ports import Found
-from safecache.recompile_check import checks
 
 def differ(name):
-    checks.report_difference(Found(Ref(Kind.FX_ENTRY, name, "/no"), b"a", "/no/where"), b"b", [])
+    recompile_check.report_difference(Found(Ref(Kind.FX_ENTRY, name, "/no"), b"a", "/no/where"), b"b", [])
 
 if {how!r} == "parent":
     differ("the parent's")
@@ -199,15 +197,15 @@ def test_each_process_lists_its_own_at_its_end(tmp_path, how):
 
 
 def test_run_tells_what_was_verified(cache, hit, monkeypatch):
-    from safecache.history import journal
+    from safecache import history
 
-    monkeypatch.setattr(journal._journal, "now", journal._Journal())
-    journal._journal.now.awaits_end, journal._journal.now.root = True, str(cache.root)
-    checks.count_alike()
-    checks.count_alike()
-    checks.report_difference(hit, b"made", DIFFERENCES)
-    checks.report_uncompared("it", "somewhere")
-    journal._end()
+    monkeypatch.setattr(history._journal, "now", history._Journal())
+    history._journal.now.awaits_end, history._journal.now.root = True, str(cache.root)
+    recompile_check.count_alike()
+    recompile_check.count_alike()
+    recompile_check.report_difference(hit, b"made", DIFFERENCES)
+    recompile_check.report_uncompared("it", "somewhere")
+    history._end()
     summary = run_summary.summarise(run_summary.read(str(cache.root)), run_summary.LAST)
     expected = {"compiled alike again": 2, "compiled otherwise now": 1, "not compiled again": 1}
     assert summary.counts.items() >= expected.items()

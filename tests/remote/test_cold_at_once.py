@@ -16,8 +16,7 @@ import pytest
 from conftest import SOURCE, Answer
 from helpers.together import said
 
-from safecache import session
-from safecache.flights import scopes
+from safecache import flights, session
 from safecache.places.refs import Ref
 from safecache.remote import client, sender, stores
 from safecache.remote import exchange as remote_leases
@@ -218,21 +217,21 @@ def test_failing_remote_is_done_without(failing, settings, root):
     settings(SAFECACHE_REMOTE=f"redis://127.0.0.1:{failing.port}/0", SAFECACHE_REMOTE_TIMEOUT=0.3)
     client._state.reset()
     assert take()[0] is None
-    with scopes.compile_scope(KIND, math.inf):
-        assert scopes.wait_or_lead(Ref(KIND, KEY, str(root))) is not None
+    with flights.compile_scope(KIND, math.inf):
+        assert flights.wait_or_lead(Ref(KIND, KEY, str(root))) is not None
 
 
 @pytest.mark.parametrize("variable", ["SAFECACHE_REMOTE_READ_ONLY", "SAFECACHE_SINGLE_FLIGHT"])
 def test_host_that_sends_nothing_takes_none(remote, settings, root, variable):
     settings(**{variable: int(variable.endswith("ONLY"))})
-    with scopes.compile_scope(KIND, math.inf):
-        scopes.wait_or_lead(Ref(KIND, KEY, str(root)))
+    with flights.compile_scope(KIND, math.inf):
+        flights.wait_or_lead(Ref(KIND, KEY, str(root)))
     assert not leases(remote)
 
 
 def test_kernels_are_not_worth_a_round_trip(remote, root):
-    with scopes.compile_scope(Kind.KERNEL, math.inf):
-        assert scopes.wait_or_lead(Ref(Kind.KERNEL, KEY, str(root))) is not None
+    with flights.compile_scope(Kind.KERNEL, math.inf):
+        assert flights.wait_or_lead(Ref(Kind.KERNEL, KEY, str(root))) is not None
     assert not leases(remote)
 
 

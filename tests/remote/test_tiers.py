@@ -9,9 +9,9 @@ import pytest
 from conftest import python
 from helpers import filled, in_process
 
-from safecache import session
+from safecache import history, session
 from safecache.cli import stats
-from safecache.history import journal, run_summary
+from safecache.history import run_summary
 from safecache.places.refs import Ref
 from safecache.remote import client, sender, stores
 from safecache.remote.client import Unavailable
@@ -30,7 +30,7 @@ def cache(tmp_path, settings, redis_server, monkeypatch):
     """A cache, a remote, and a run that this process belongs to."""
     cache = filled.fill(tmp_path / "cache")
     monkeypatch.setenv("_SAFECACHE_RUN", "20270101T000000-0123abcd")
-    monkeypatch.setattr(journal._journal, "now", journal._Journal())
+    monkeypatch.setattr(history._journal, "now", history._Journal())
     settings(SAFECACHE_REMOTE=redis_server.url, TORCHINDUCTOR_CACHE_DIR=cache)
     session.reset()
     return cache
@@ -83,7 +83,7 @@ def page(cache):
 
 def test_run_tells_of_all_its_processes(cache, tmp_path, run):
     size = shared(cache, tmp_path)
-    journal._end()
+    history._end()
     said = json.loads(run("stats", cache, "--json").out)["remote"]
     assert said["remote_hit"] == said["remote_miss"] == said["remote_sent"] == 1
     assert said["remote_given"] == said["remote_received"] == size and said["remote_unsent"] == 0
@@ -93,15 +93,15 @@ def test_run_tells_of_all_its_processes(cache, tmp_path, run):
 
 
 def test_without_a_remote_nothing_is_said_of_it(cache, run):
-    journal.count("fx hit", str(cache))
-    journal._end()
+    history.count("fx hit", str(cache))
+    history._end()
     assert not any("remote" in line for line in run("stats", cache).lines)
     assert "Remote cache" not in page(cache)
 
 
 def test_journal_takes_no_count_of_the_remote_that_is_none(cache):
-    journal.count("fx hit", str(cache))
-    journal._end()
+    history.count("fx hit", str(cache))
+    history._end()
     [path] = (cache / ".safecache" / "journal").iterdir()
     line = json.loads(path.read_text())
     for counts in ({"remote hit": -1}, {"remote hit": "1"}, {"remote hits": 1}):
@@ -114,7 +114,7 @@ def test_journal_takes_no_count_of_the_remote_that_is_none(cache):
 def test_command_that_belongs_to_no_run_leaves_no_journal(cache, run, monkeypatch):
     monkeypatch.delenv("_SAFECACHE_RUN")
     run("push", cache)
-    journal._end()
+    history._end()
     assert counted()[Count.REMOTE_SENT] == filled.BUNDLES
     assert not (cache / ".safecache" / "journal").exists()
 

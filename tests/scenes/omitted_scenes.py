@@ -480,9 +480,9 @@ def run_all():
 
 def run_silently(name):
     """A case, whose entries are sealed as they were before seals stated what keys leave out."""
-    from safecache.omitted import fingerprints
+    from safecache import omitted
 
-    with mock.patch.object(fingerprints, "statement", lambda *_, **__: {}):
+    with mock.patch.object(omitted, "statement", lambda *_, **__: {}):
         return run(name, 0)
 
 

@@ -15,6 +15,7 @@ from types import SimpleNamespace
 import pytest
 from conftest import needs_root
 
+from safecache import trials
 from safecache.errors import CacheReadError, EntryRefusedError
 from safecache.files import filesystem
 from safecache.places import ours, refs
@@ -25,7 +26,7 @@ from safecache.reporting.kinds import Count, Kind, Reason
 from safecache.settings import config, timestamps
 from safecache.signing import side_records
 from safecache.store import quarantine
-from safecache.trials import first_runs, markers, strikes
+from safecache.trials import markers, strikes
 from safecache.trials.markers import Blame
 from safecache.upkeep import quarantined
 
@@ -33,7 +34,7 @@ FX = "fxgraph/ab/fabkey/entry"
 AOT = "aotautograd/akey/entry"
 LIBRARY = "xy/cxyz.main.so"
 NAMES = [FX, AOT, LIBRARY]
-CRASH = f'Fatal Python error: Segmentation fault\n\nStack (most recent call first):\n  File "{first_runs.__file__}", line 1 in run\n'
+CRASH = f'Fatal Python error: Segmentation fault\n\nStack (most recent call first):\n  File "{trials.__file__}", line 1 in run\n'
 ELSEWHERE = 'Fatal Python error: Aborted\n\nStack (most recent call first):\n  File "/x/other.py", line 1 in f\n'
 NO_STACK = "Fatal Python error: Segmentation fault\n\n"
 
@@ -48,7 +49,7 @@ def cache(tmp_path):
     return root
 
 
-def trials(cache):
+def markers_in(cache):
     return cache / ours.FOLDER / ours.TRIALS
 
 
@@ -87,13 +88,13 @@ def dies(cache, *, said="", names=NAMES, trial=True, number=1, around=None):
 
 def looks(cache):
     """What the next process finds: the files that are left."""
-    first_runs._state.reset()
-    first_runs.open_cache(str(cache))
+    trials._state.reset()
+    trials.open_cache(str(cache))
     return [name for name in NAMES if (cache / name).exists()]
 
 
 def runs(cache):
-    return [name for name in os.listdir(trials(cache)) if name.startswith("run-")]
+    return [name for name in os.listdir(markers_in(cache)) if name.startswith("run-")]
 
 
 @pytest.mark.parametrize(
@@ -173,7 +174,7 @@ def test_process_is_dead_although_its_child_lives(cache):
     os.waitpid(pid, 0)
     try:
         looks(cache)
-        assert runs(cache) == [] and first_runs.open_cache(str(cache)).strikes.keys
+        assert runs(cache) == [] and trials.open_cache(str(cache)).strikes.keys
     finally:
         os.kill(child, signal.SIGKILL)
 
@@ -183,7 +184,7 @@ def test_processes_that_die_together_are_one_strike(cache):
     assert looks(cache) == NAMES and runs(cache) == []
     dies(cache, number=8, said=NO_STACK)
     assert looks(cache) == []
-    assert {number for number, _ in first_runs.open_cache(str(cache)).strikes.keys.values()} == {strikes.ASIDE}
+    assert {number for number, _ in trials.open_cache(str(cache)).strikes.keys.values()} == {strikes.ASIDE}
 
 
 def test_many_that_look_at_once_all_see_what_was_set_aside(cache):
@@ -230,7 +231,7 @@ def test_look_that_is_killed_anywhere_is_finished_by_the_next(cache, monkeypatch
             os._exit(0)
         killed = os.waitpid(pid, 0)[1] != 0
         looks(cache)
-        found = first_runs.open_cache(str(cache)).strikes
+        found = trials.open_cache(str(cache)).strikes
         assert runs(cache) == [] and found.of_key(Ref(Kind.FX_ENTRY, "fabkey")) >= strikes.ASIDE
         assert not (cache / FX).exists() or found.has_file(Ref(Kind.FX_ENTRY, "fabkey"), "entry")
         strikes.forget(str(cache))
@@ -289,8 +290,8 @@ GARBAGE = {
 
 @pytest.mark.parametrize("make", GARBAGE.values(), ids=GARBAGE)
 def test_what_is_no_marker_does_no_harm(cache, make):
-    trials(cache).mkdir(parents=True)
-    make(trials(cache) / "run-1-0123456789ab")
+    markers_in(cache).mkdir(parents=True)
+    make(markers_in(cache) / "run-1-0123456789ab")
     dies(cache, said=CRASH)
     assert looks(cache) == []
 
@@ -299,7 +300,7 @@ def test_what_is_no_marker_does_no_harm(cache, make):
 def test_marker_of_another_user_counts_only_in_a_shared_cache(cache, settings):
     dies(cache, said=CRASH)
     [name] = runs(cache)
-    os.chown(trials(cache) / name, 12345, 12345)
+    os.chown(markers_in(cache) / name, 12345, 12345)
     assert looks(cache) == NAMES
     settings(SAFECACHE_SHARED="1")
     assert looks(cache) == []
@@ -309,8 +310,8 @@ def test_marker_of_another_user_counts_only_in_a_shared_cache(cache, settings):
 
 
 def plant(cache, content, name="run-1-0123456789ab"):
-    trials(cache).mkdir(parents=True, exist_ok=True)
-    (trials(cache) / name).write_bytes(content)
+    markers_in(cache).mkdir(parents=True, exist_ok=True)
+    (markers_in(cache) / name).write_bytes(content)
 
 
 def marker_of(names, header=framed, slot=framed, name="run-1-0123456789ab"):
@@ -343,7 +344,7 @@ def test_marker_that_comes_back_is_no_second_strike(cache):
     """Whoever has kept a link to it can put it there again."""
     dies(cache, names=[FX])
     (name,) = runs(cache)
-    content = (trials(cache) / name).read_bytes()
+    content = (markers_in(cache) / name).read_bytes()
     for _ in range(6):
         assert looks(cache) == NAMES
         plant(cache, content, name)
@@ -356,9 +357,9 @@ def test_strikes_in_a_cache_count_for_nothing(cache, mtime):
     for name in (f"key-{key}.4", f"file-{file}.2", "strikes"):
         plant(cache, b"", name)
         if mtime is not None:
-            os.utime(trials(cache) / name, (mtime, mtime))
+            os.utime(markers_in(cache) / name, (mtime, mtime))
     assert looks(cache) == NAMES
-    assert not first_runs.refusal(Ref(Kind.FX_ENTRY, "fabkey", str(cache)), "entry")
+    assert not trials.refusal(Ref(Kind.FX_ENTRY, "fabkey", str(cache)), "entry")
 
 
 def test_record_of_another_cache_counts_for_nothing(cache, tmp_path, settings):
@@ -375,7 +376,7 @@ def test_record_of_another_cache_counts_for_nothing(cache, tmp_path, settings):
 
 def test_process_without_a_key_leaves_no_marker(cache, monkeypatch):
     monkeypatch.setattr(side_records, "seal_record", lambda *_: None)
-    assert markers.own(str(cache)) is None and not trials(cache).exists()
+    assert markers.own(str(cache)) is None and not markers_in(cache).exists()
 
 
 @needs_root
@@ -384,8 +385,8 @@ def test_locked_markers_of_another_user_delay_nobody(cache):
     for number in range(64):
         name = f"run-{number}-0123456789ab"
         plant(cache, b"x", name)
-        os.chown(trials(cache) / name, 65534, 65534)
-        files.append(os.open(trials(cache) / name, os.O_RDWR))
+        os.chown(markers_in(cache) / name, 65534, 65534)
+        files.append(os.open(markers_in(cache) / name, os.O_RDWR))
         fcntl.flock(files[-1], fcntl.LOCK_EX)
     began = time.monotonic()
     assert looks(cache) == NAMES
@@ -398,7 +399,7 @@ def test_locked_markers_of_this_user_delay_by_two_seconds_in_all(cache):
     files = []
     for number in range(8):
         plant(cache, b"x", f"run-{number}-0123456789ab")
-        files.append(os.open(trials(cache) / f"run-{number}-0123456789ab", os.O_RDWR))
+        files.append(os.open(markers_in(cache) / f"run-{number}-0123456789ab", os.O_RDWR))
         fcntl.flock(files[-1], fcntl.LOCK_EX)
     began = time.monotonic()
     assert looks(cache) == NAMES
@@ -428,10 +429,10 @@ def test_surrogate_in_a_marker_is_said_and_gone(cache, caplog):
 def test_strict_mode_raises_once_what_crashed(cache, settings):
     settings(SAFECACHE_STRICT=1)
     dies(cache, said=CRASH)
-    first_runs._state.reset()
+    trials._state.reset()
     with pytest.raises(EntryRefusedError, match="did not survive its first run"):
-        first_runs.open_cache(str(cache))
-    first_runs.open_cache(str(cache))
+        trials.open_cache(str(cache))
+    trials.open_cache(str(cache))
     assert looks(cache) == [] and runs(cache) == []
 
 
@@ -455,14 +456,14 @@ def test_whatever_fails_in_the_look_is_said_once(cache, monkeypatch, caplog, set
             dies(cache, said=CRASH)
         with monkeypatch.context() as patch:
             patch.setattr(module, name, fail)
-            first_runs._state.reset()
+            trials._state.reset()
             if strict == "0":
-                first_runs.open_cache(str(cache))
+                trials.open_cache(str(cache))
             else:
                 with pytest.raises(CacheReadError) as caught:
-                    first_runs.open_cache(str(cache))
+                    trials.open_cache(str(cache))
                 assert caught.value.__cause__ is error
-            assert not trials(cache).exists() or runs(cache) == []
+            assert not markers_in(cache).exists() or runs(cache) == []
     (line,) = caplog.messages
     assert type(error).__name__ in line and "Entries are loaded as if none had died" in line
 
@@ -480,8 +481,8 @@ def test_whatever_fails_in_the_watch_over_a_run_is_no_error_of_it(cache, monkeyp
     monkeypatch.setattr(module, name, fail)
     for _ in range(2):
         graph = type("Graph", (SimpleNamespace,), {})()
-        assert first_runs.load(Use(Kind.FX_ENTRY, str(cache), [FX], graph), lambda: "loaded") == "loaded"
-        with pytest.raises(KeyError, match="mine"), first_runs.Trial(str(cache), [FX]).on():
+        assert trials.load(Use(Kind.FX_ENTRY, str(cache), [FX], graph), lambda: "loaded") == "loaded"
+        with pytest.raises(KeyError, match="mine"), trials.Trial(str(cache), [FX]).on():
             raise KeyError("mine")
     (line,) = caplog.messages
     assert "the watch over a first run failed" in line and type(error).__name__ in line
@@ -490,7 +491,7 @@ def test_whatever_fails_in_the_watch_over_a_run_is_no_error_of_it(cache, monkeyp
 
 
 def test_what_is_admitted_while_a_graph_is_loaded_is_part_of_its_trial(cache):
-    trial = first_runs.Trial(str(cache), [FX])
+    trial = trials.Trial(str(cache), [FX])
     with trial.on():
         tell(Admitted(str(cache / LIBRARY)))
     tell(Admitted(str(cache / AOT)))
@@ -503,24 +504,24 @@ def test_doubt_alone_sets_aside_once_and_bars_nothing(cache):
             (cache / name).write_bytes(b"content")
         dies(cache)
         assert (looks(cache) == []) is (number == 1)
-    assert max(first_runs.open_cache(str(cache)).strikes.keys.values())[0] < strikes.BARRED
+    assert max(trials.open_cache(str(cache)).strikes.keys.values())[0] < strikes.BARRED
 
 
 def test_strikes_end_after_a_month(cache, monkeypatch):
     dies(cache, said=CRASH)
     looks(cache)
-    assert first_runs.refusal(Ref(Kind.FX_ENTRY, "fabkey", str(cache)), "entry")
+    assert trials.refusal(Ref(Kind.FX_ENTRY, "fabkey", str(cache)), "entry")
     month = 30 * 86400 + 60
     monkeypatch.setattr(strikes.time, "time", lambda time=time.time: time() + month)
     looks(cache)
-    assert not first_runs.refusal(Ref(Kind.FX_ENTRY, "fabkey", str(cache)), "entry")
+    assert not trials.refusal(Ref(Kind.FX_ENTRY, "fabkey", str(cache)), "entry")
 
 
 def test_child_of_multiprocessing_leaves_none(cache):
     child = multiprocessing.get_context("fork").Process(target=markers.own, args=(str(cache),))
     child.start()
     child.join()
-    assert child.exitcode == 0 and os.listdir(trials(cache)) == []
+    assert child.exitcode == 0 and os.listdir(markers_in(cache)) == []
 
 
 def test_forget_takes_back_all_strikes_and_leaves_markers(cache, run):
@@ -529,13 +530,13 @@ def test_forget_takes_back_all_strikes_and_leaves_markers(cache, run):
             (cache / name).write_bytes(b"content")
         dies(cache, said=CRASH)
         looks(cache)
-    assert "crashed again" in first_runs.refusal(Ref(Kind.FX_ENTRY, "fabkey", str(cache)), "entry").evidence
+    assert "crashed again" in trials.refusal(Ref(Kind.FX_ENTRY, "fabkey", str(cache)), "entry").evidence
     dies(cache)
     # One for each key: those of the entries.
     assert run("forget", "--all", "--in", cache).lines == ["2 forgotten"]
-    assert os.listdir(trials(cache)) == runs(cache) != []
-    first_runs._state.reset()
-    assert not first_runs.refusal(Ref(Kind.FX_ENTRY, "fabkey", str(cache)), "other")
+    assert os.listdir(markers_in(cache)) == runs(cache) != []
+    trials._state.reset()
+    assert not trials.refusal(Ref(Kind.FX_ENTRY, "fabkey", str(cache)), "other")
 
 
 def test_what_was_set_aside_and_why_is_listed_by_name(cache, run):
@@ -602,23 +603,22 @@ def test_callable_is_what_it_was_after_the_first_run(cache):
         return graph
 
     assert (
-        first_runs.load(Use(Kind.FX_ENTRY, str(cache), [FX], graph), load) is graph
-        and graph.current_callable is original
+        trials.load(Use(Kind.FX_ENTRY, str(cache), [FX], graph), load) is graph and graph.current_callable is original
     )
-    first_runs.watch_graph(lambda: None, graph, (), {})
+    trials.watch_graph(lambda: None, graph, (), {})
     assert graph.current_callable is not original
     stale = graph.current_callable
     assert graph.current_callable([1]) == [1] and called == [original]
     assert graph.current_callable is original and stale([2]) == [2]
-    first_runs.watch_graph(lambda: None, graph, (), {})
+    trials.watch_graph(lambda: None, graph, (), {})
     assert graph.current_callable is original
 
 
 def test_what_wraps_the_callable_meanwhile_stays(cache):
     """As CUDA graphs do, or a user."""
     graph = type("Graph", (SimpleNamespace,), {})(current_callable=lambda inputs: inputs)
-    first_runs.load(Use(Kind.FX_ENTRY, str(cache), [FX], graph), lambda: graph)
-    first_runs.watch_graph(lambda: None, graph, (), {})
+    trials.load(Use(Kind.FX_ENTRY, str(cache), [FX], graph), lambda: graph)
+    trials.watch_graph(lambda: None, graph, (), {})
     inner = graph.current_callable
     graph.current_callable = wrapper = lambda inputs: inner(inputs)
     assert [graph.current_callable([number]) for number in range(3)] == [[0], [1], [2]]
@@ -627,10 +627,10 @@ def test_what_wraps_the_callable_meanwhile_stays(cache):
 
 def test_graph_that_never_runs_is_forgotten(cache):
     graphs = [type("Graph", (SimpleNamespace,), {})(current_callable=len)]
-    first_runs.load(Use(Kind.FX_ENTRY, str(cache), [FX], graphs[0]), lambda: None)
-    assert first_runs._state.now.loaded
+    trials.load(Use(Kind.FX_ENTRY, str(cache), [FX], graphs[0]), lambda: None)
+    assert trials._state.now.loaded
     graphs.clear()
-    assert not first_runs._state.now.loaded
+    assert not trials._state.now.loaded
 
 
 def test_faulthandler_that_is_enabled_meanwhile_stays(cache, tmp_path):

@@ -32,7 +32,7 @@ from safecache.cli.main import main as command_line  # noqa: E402
 from safecache.explain import key_records  # noqa: E402
 from safecache.explain.key_records import KeyRecord  # noqa: E402
 from safecache.files import opening, temporaries  # noqa: E402
-from safecache.isolation import crashes, reports  # noqa: E402
+from safecache.isolation import crashes  # noqa: E402
 from safecache.places import layout  # noqa: E402
 from safecache.reporting.kinds import Kind, Reason  # noqa: E402
 from safecache.settings import config  # noqa: E402
@@ -130,7 +130,7 @@ TASKS = {
     "look up": task(look_up),
     "set aside": task(set_aside),
     "sweep": task(lambda root: eviction.sweep(root, Limits(age=DAY), now=time.time())),
-    "crash report": task(lambda root: reports.write(*facts(root, "ab" * 32))),
+    "crash report": task(lambda root: crashes.write_report(*facts(root, "ab" * 32))),
     "note of a crash": task(partial(crashes.forget, hash="ab" * 32)),
     "record of a key": task(remember),
 }
