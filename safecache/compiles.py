@@ -65,8 +65,8 @@ class Compile(threading.local):
     build: Any = None
     # Of features: the flights that it compiles in, and whether it may wait there; the trial;
     # a tuning whose configurations are shared out; the tunings of isolation, the one whose turn it is, whether a kernel
-    # is only asked for; a server's model, and what it was
-    # configured with; the lines of a key, where they are wanted.
+    # is only asked for; a server's model; the lines of a key, where they
+    # are wanted.
     flights: tuple[Any, ...] = ()
     waits = True
     trial: Any = None
@@ -75,7 +75,6 @@ class Compile(threading.local):
     kernel_tuning: Any = None
     asks_kernel = False
     served: Mapping[str, str] = MappingProxyType({})
-    served_with: Mapping[str, str] = MappingProxyType({})
     key_lines: list[str] | None = None
 
 

@@ -37,7 +37,6 @@ def plug() -> None:
     """Have the features hear and answer the core from now on."""
     from safecache import explain, flights, history, omitted, packs, ports, recompile_check, trials
     from safecache.isolation import asked
-    from safecache.omitted import surroundings
     from safecache.ports import observe, plugs
     from safecache.remote import tier
     from safecache.upkeep import limits
@@ -48,7 +47,7 @@ def plug() -> None:
     observe(ports.Compiling, explain.note_compile)
     observe(ports.Published, limits.keep)
     observe(ports.Requested, tier.record_request)
-    observe(ports.Served, surroundings.note_model)
+    observe(ports.Served, omitted.note_model)
     plugs.stats = history.stats
     plugs.why_missed = explain.why_missed
     plugs.compile_seconds = explain.compile_seconds

@@ -67,7 +67,7 @@ TESTS = {
     "trials/strikes": ["tests/trials/test_markers.py"],
     "recompile_check/__init__": _VERDICTS,
     "omitted/functions": ["tests/omitted/test_functions.py"],
-    "omitted/surroundings": ["tests/omitted/test_servers.py"],
+    "omitted/__init__": ["tests/omitted/test_servers.py"],
     "flights/tuning": ["tests/flights/test_tunings.py"],
     "flights/__init__": _FLIGHTS,
     "files/holders": _FLIGHTS,

@@ -7,23 +7,37 @@ says nothing.
 
 from __future__ import annotations
 
+import hashlib
 import json
-import logging
-from collections.abc import Callable, Iterator, Mapping
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from safecache import compiles
-from safecache.omitted import operators, sources, surroundings
+from safecache.omitted import functions, operators, sources
 from safecache.places.refs import Ref
-from safecache.ports import Compiling
+from safecache.ports import Compiling, Served
 from safecache.reporting import events
 from safecache.reporting.kinds import ENTRIES, Fingerprint, Kind, Reason
 from safecache.reporting.report import Refusal
 from safecache.session import Part, inherit
 from safecache.settings import config
 
-__all__ = ["FIELD", "PARTS", "KeyField", "described", "differs_by_rank", "note_compile", "refusal", "statement"]
+__all__ = [
+    "FIELD",
+    "PARTS",
+    "KeyField",
+    "described",
+    "differs_by_rank",
+    "note_compile",
+    "note_model",
+    "of_function",
+    "ranks",
+    "refusal",
+    "statement",
+]
 
 
 # The field of a seal's provenance.
@@ -44,16 +58,27 @@ _T = TypeVar("_T")
 
 _TORCH, _VLLM = "https://github.com/pytorch/pytorch", "https://github.com/vllm-project/vllm"
 
+# What says where something lies or runs, or what is printed. Kubernetes adds
+# VLLM_SERVICE_HOST, VLLM_PORT_8000_TCP_ADDR and the like for a service of that name; vLLM marks what it has set itself.
+_PLACES = re.compile(
+    r"_(ADDR|ADDRESS|API|CACHE|COLOR|DEBUG|DIR|DIRECTORY|ENDPOINT|FILE|FOLDER|HOME|HOST|HOSTNAME|ID|IDENT|INTERVAL|IP|KEY|LEVEL"
+    r"|LOG|LOGGING|LOGS|METRICS|NAME|NAMESPACE|NODE|PASSWORD|PATH|PID|POD|PORT|PROFILE|PROFILER|PROTO|ROOT|SECRET|SERVICE"
+    r"|SET_BY_VLLM|SOCKET|STATS|TCP|TIMEOUT|TOKEN|TRACE|UDP|UID|URI|URL|USAGE|USER|UUID)(?=_|$)"
+)
+# Paths, addresses, times and identifiers, which servers set for their own workers.
+_PLACE_VALUE = re.compile(r"[/:]|\d{5}|[0-9a-f]{16}|[0-9a-f]{8}-[0-9a-f]{4}-")
+# Names by which code asks for its rank, which Dynamo makes a constant of.
+_ASKS = frozenset({"get_rank", "get_world_size", "get_local_rank", "get_group_rank", "get_node_local_rank"})
+_DIGITS = 12
+
 
 class KeyField(NamedTuple):
-    """What is known to be missing from upstream's cache keys, and what follows from a difference in it.
+    """What is known to be missing from upstream's cache keys: an entry that differs in it is not used.
 
-    ``title``: what to call it to a person. ``why``: it does or does not change code. ``issue``: of upstream.
-    ``refuses``: an entry that differs in it is not used; else that is only logged.
+    ``title``: what to call it to a person. ``why``: it changes code. ``issue``: of upstream.
     """
 
     title: str
-    refuses: bool
     why: str
     issue: str
 
@@ -61,123 +86,88 @@ class KeyField(NamedTuple):
 PARTS: dict[str, KeyField] = {
     "schema": KeyField(
         "schema of a custom op",
-        True,
         "what an op writes to, and defaults of its arguments, decide which calls stay in the graph, and in which order",
         f"{_TORCH}/issues/187319",
     ),
     "tags": KeyField(
         "tags of a custom op",
-        True,
         "they decide on strides, on what CUDA graphs may hold, and on what is recomputed",
         f"{_TORCH}/pull/193499",
     ),
     "fake": KeyField(
         "fake implementation of a custom op",
-        True,
         "shapes, strides and types of the results are constants in what is compiled",
         f"{_TORCH}/issues/160472",
     ),
     "autograd": KeyField(
         "gradient of a custom op",
-        True,
         "the backward graph is traced through it",
         f"{_TORCH}/issues/144344",
     ),
     "body": KeyField(
         "decomposition of a custom op",
-        True,
         "a triton_op's body, a decomposition or a lowering is traced through",
         f"{_TORCH}/issues/160472",
     ),
     "kernels": KeyField(
         "decomposition of a custom op by the dispatcher",
-        True,
         "a composite implementation that a library was given is traced through, and one for Meta gives shapes",
         f"{_TORCH}/issues/160472",
     ),
     "callable": KeyField(
         "function allowed in the graph",
-        True,
         "the key has its name, and AOTAutograd traces through it",
         f"{_TORCH}/pull/194658",
     ),
     "subclass": KeyField(
         "class of a tensor",
-        True,
         "AOTAutograd traces through what a subclass does, and the key has no more of it than its metadata",
         f"{_TORCH}/issues/160472",
     ),
     "pattern": KeyField(
         "patterns of others in torch's passes",
-        True,
         "they replace parts of the graph after the key was computed",
         f"{_TORCH}/issues/136883",
     ),
     "inlined": KeyField(
         "function inlined ahead of time",
-        True,
         "what is loaded without being traced again keeps what Dynamo has inlined, whatever stands in its place now",
         f"{_TORCH}/pull/194389",
     ),
     "files": KeyField(
         "source file of a module",
-        True,
         "the code that is traced after the key was computed calls what lies in it, or imports it",
         f"{_TORCH}/issues/160472",
     ),
     "values": KeyField(
         "values that a function inlined ahead of time finds outside",
-        True,
         "guards that compare them may have been dropped, as vLLM does",
         f"{_TORCH}/pull/194389",
     ),
     "rank": KeyField(
         "rank, or number of ranks",
-        True,
         "merged collectives, and code that asks for its rank, have it as a constant; other ranks' entries stay",
         f"{_TORCH}/issues/188332",
     ),
     "model": KeyField(
         "modules of vLLM's model",
-        True,
         "LoRA and plugins put others in place of them, or choose another kernel; the graph names their parameters",
         f"{_VLLM}/issues/55383",
     ),
     "speculation": KeyField(
         "number of speculative tokens",
-        True,
         "it is a size in the graph",
         f"{_VLLM}/issues/53366",
     ),
     "modalities": KeyField(
         "multimodal limits",
-        True,
         "with none allowed, the model is called with other arguments",
         f"{_VLLM}/issues/50891",
     ),
     "variables": KeyField(
         "VLLM_* variables that vLLM does not declare",
-        True,
         "a model or a plugin that reads one takes another branch; those that name places, ports or logs are left out",
         "https://github.com/1CatAI/1Cat-vLLM/pull/536",
-    ),
-    "configuration": KeyField(
-        "vLLM's configuration, and VLLM_* variables that it declares",
-        False,
-        "what the graph can see of them is in vLLM's key, or in a row above",
-        f"{_VLLM}/pull/26468",
-    ),
-    "driver": KeyField(
-        "GPU driver",
-        False,
-        "kernels are compiled for the architecture, which is compared by itself; only measurements depend on it",
-        f"{_TORCH}/pull/101027",
-    ),
-    "server": KeyField(
-        "version of vLLM or SGLang",
-        False,
-        "what they put into a graph is in its key, and what their ops are made of is a row above",
-        f"{_VLLM}/pull/11598",
     ),
 }
 
@@ -195,7 +185,7 @@ _state: Part[_State] = Part(_State, inherit)
 
 def differs_by_rank() -> bool:
     """Whether each rank compiles the graph, that this thread looks for, for itself: none has to wait for another."""
-    return surroundings.merges_collectives() and _told(lambda: operators.collectives_in(compiles.current.graph), False)
+    return _merges_collectives() and _told(lambda: operators.collectives_in(compiles.current.graph), False)
 
 
 def note_compile(compiling: Compiling) -> None:
@@ -206,7 +196,7 @@ def note_compile(compiling: Compiling) -> None:
     stated: dict[str, Any] = {_OPS: {name: _stated_now(name) for name in _named_in(graph, ref.kind)}}
     if ref.key:
         if differs_by_rank():
-            stated |= surroundings.ranks()
+            stated |= ranks()
         _state.now.compiled[ref.kind, ref.key] = stated
     _meet(stated)
 
@@ -252,15 +242,14 @@ def statement(ref: Ref, parts: tuple[Ref, ...] | None = (), made: Any = None) ->
     if parts:
         plain = [part for part in parts if not state.compiled.get((part.kind, part.key), {}).get(_OPS)]
         stated[_PLAIN] = {part.key: "" for part in plain}
-    stated |= surroundings.noted()
     if kind is Kind.AOT_FUNCTION:
-        of_function = _told(lambda: surroundings.of_function(made), nothing)
-        stated |= of_function | {_FILES: stated[_FILES] | of_function.get(_FILES, {})}
+        inlined = _told(lambda: of_function(made), nothing)
+        stated |= inlined | {_FILES: stated[_FILES] | inlined.get(_FILES, {})}
     return {FIELD: json.dumps(stated, sort_keys=True, separators=(",", ":"))}
 
 
 def described(provenance: Mapping[str, str]) -> Iterator[tuple[bool, str]]:
-    """What such a seal says, for a person: whether an entry is refused that differs in it, and what it is, and was.
+    """What such a seal says, for a person: whether it is compared, and what it is, and was.
 
     One that is malformed says nothing.
     """
@@ -273,15 +262,14 @@ def described(provenance: Mapping[str, str]) -> Iterator[tuple[bool, str]]:
     for part in PARTS:
         rows = stated.get(part, {})
         if len(rows) > _MOST:
-            yield PARTS[part].refuses, f"{PARTS[part].title}: {len(rows)}, as digests"
+            yield True, f"{PARTS[part].title}: {len(rows)}, as digests"
         else:
             yield from (_described(part, name, value) for name, value in sorted(rows.items()))
 
 
 def _described(part: str, name: str, value: object) -> tuple[bool, str]:
-    is_readable = part in _SHOWN or not PARTS[part].refuses
     named = f"{PARTS[part].title}{f', {name}' if name else ''}"
-    return PARTS[part].refuses, f"{named}: {value}" if is_readable else f"{named}: digest {value}"
+    return True, f"{named}: {value}" if part in _SHOWN else f"{named}: digest {value}"
 
 
 def refusal(ref: Ref, provenance: Mapping[str, str]) -> Refusal | None:
@@ -356,12 +344,128 @@ def _refusal(part: str, name: str, there: str, here: str) -> Refusal:
 
 def _of_surroundings(stated: Mapping[str, Any]) -> Refusal | None:
     for part in filter(stated.__contains__, PARTS):
-        for name in sorted({*stated[part], *surroundings.names(part)}):
-            was, here = stated[part].get(name, ""), _told(partial(surroundings.now, part, name), None)
-            if here is None or here == was:
-                continue
-            if PARTS[part].refuses:
+        for name in sorted({*stated[part], *(_undeclared() if part == "variables" else ())}):
+            was, here = stated[part].get(name, ""), _told(partial(_value_now, part, name), None)
+            if here is not None and here != was:
                 return _refusal(part, name, was, here)
-            title = f"{PARTS[part].title}{f' ({name})' if name else ''}"
-            events.log_line(logging.DEBUG, f"safecache: an entry of another {title} is used: {was}, not {here}")
     return None
+
+
+def note_model(served: Served) -> None:
+    """Observer: note what a model of vLLM is."""
+    model = served.model
+    settings = getattr(model, "vllm_config", None)
+    multimodal = getattr(getattr(settings, "model_config", None), "multimodal_config", None)
+    limits = getattr(multimodal, "limit_per_prompt", None)
+    stated = sorted(f"{name}={limit}" for name, limit in limits.items()) if isinstance(limits, dict) else []
+    rows = {
+        "speculation": str(getattr(getattr(settings, "speculative_config", None), "num_speculative_tokens", None)),
+        "modalities": " ".join(stated),
+    }
+    if hasattr(model, "named_modules"):
+        lines = []
+        for name, module in model.named_modules():
+            # Of vLLM's CustomOp, what it chose for this platform, with these plugins.
+            chosen = getattr(getattr(module, "_forward_method", None), "__qualname__", "")
+            lines.append(f"{name} {type(module).__module__}.{type(module).__qualname__} {chosen}".rstrip())
+        lines += [name for name, _ in model.named_parameters()]
+        rows["model"] = _hashed("\n".join(lines))
+    compiles.current.served = rows
+
+
+def _merges_collectives() -> bool:
+    """Whether Inductor's passes put the rank into what they make of collectives: they run after the key is computed."""
+    settings = sys.modules.get("torch._inductor.config")
+    distributed = getattr(settings, "aten_distributed_optimizations", None)
+    return any(
+        (
+            getattr(settings, "bucket_all_gathers_fx", "none") != "none",
+            getattr(settings, "_micro_pipeline_tp", False),
+            getattr(distributed, "enable_overlap_scheduling", False),
+        )
+    )
+
+
+def ranks() -> dict[str, dict[str, str]]:
+    """The row of this process's rank; empty where it is not one of several."""
+    here = _rank()
+    return {"rank": {"of the default group": here}} if here else {}
+
+
+def _rank() -> str:
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return ""
+    size = distributed.get_world_size()
+    return f"{distributed.get_rank()} of {size}" if size > 1 else ""
+
+
+def of_function(made: Any) -> dict[str, dict[str, str]]:
+    """The rows of a function that was compiled ahead of time: nothing is traced again where it is loaded."""
+    inlined, asks = _inlined(made)
+    found = {name: functions.digest_values(*name.split(":", 1)) for name in inlined}
+    rows: dict[str, dict[str, str]] = {
+        "inlined": inlined,
+        "values": {name: value for name, value in found.items() if value},
+        "files": sources.digest_reachable({source.module for source in _traced(made)}),
+    }
+    rows = {part: row for part, row in rows.items() if row}
+    if asks:
+        rows |= ranks()
+    rows |= {part: {"": value} for part, value in compiles.current.served.items()}
+    if compiles.current.served:
+        rows["variables"] = {name: _hashed(value) for name, value in _undeclared().items()}
+    return rows
+
+
+def _traced(made: Any) -> Iterable[Any]:
+    """The sources of the functions that were traced, as torch keeps them."""
+    artifacts = getattr(made, "_artifacts", None)
+    found: Iterable[Any] = getattr(getattr(artifacts, "source_info", None), "inlined_sources", ())
+    return found
+
+
+def _inlined(made: Any) -> tuple[dict[str, str], bool]:
+    """The digests of the functions that were traced, by name, and whether one of them asks for its rank."""
+    found, asks = {}, False
+    for source in _traced(made):
+        module = sys.modules.get(source.module)
+        name = functions.at_line(module, source.firstlineno) if module is not None else ""
+        digest = functions.named(source.module, name) if name else ""
+        lines = "\n".join(source.content.splitlines()[source.firstlineno - 1 : source.lastlineno - 1])
+        asks = asks or any(each in lines for each in _ASKS)
+        if digest and source.module.partition(".")[0] != "torch":
+            found[f"{source.module}:{name}"] = digest
+    return found, asks
+
+
+def _value_now(part: str, name: str) -> str | None:
+    """What this process has under a ``name`` of a row; None if it cannot tell."""
+    if part == "inlined":
+        return functions.named(*name.split(":", 1)) or None
+    if part == "values":
+        return functions.digest_values(*name.split(":", 1))
+    if part == "files":
+        return sources.digest_file(name)
+    if part == "rank":
+        return _rank() or None
+    if part == "variables":
+        value = _undeclared().get(name)
+        return "" if value is None else _hashed(value)
+    return compiles.current.served.get(part)
+
+
+def _undeclared() -> dict[str, str]:
+    declared = getattr(sys.modules.get("vllm.envs"), "environment_variables", {})
+    return {
+        name: value
+        for name, value in config.environment().items()
+        if name.startswith("VLLM_")
+        and name not in declared
+        and not _PLACES.search(name)
+        and not _PLACE_VALUE.search(value)
+    }
+
+
+def _hashed(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import logging
 import sys
 import types
-from dataclasses import dataclass, field, make_dataclass
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 
 import pytest
@@ -15,7 +14,6 @@ from safecache import omitted, session
 from safecache.code import vllm_files
 from safecache.errors import RefusedArtifactError
 from safecache.integrations import vllm
-from safecache.omitted import surroundings
 from safecache.places.refs import Ref
 from safecache.ports import Served, tell
 from safecache.reporting import events
@@ -112,27 +110,10 @@ def test_a_kernel_that_was_chosen_anew_is_another_model():
     assert judged(stated(model(CustomOp)), model(lambda: CustomOp(native=True))) is not None
 
 
-@pytest.mark.parametrize(
-    ("changed", "said"),
-    [
-        (model(cache=CacheConfig(kv_sharing_fast_prefill=True)), "cache_config.kv_sharing_fast_prefill"),
-        (model(cache=CacheConfig(offload_port=2)), None),
-        (model(cache=CacheConfig(hooks=object())), None),
-    ],
-    ids=["what", "where", "an object"],
-)
-def test_a_setting_that_vllms_key_leaves_out_is_used_and_noted(caplog, changed, said):
-    caplog.set_level(logging.DEBUG, "safecache")
-    sealed = stated(model())
-    assert "kv_sharing" in sealed[omitted.FIELD] and judged(sealed, changed) is None
-    assert [said in line for line in caplog.messages] == ([True] if said else []), caplog.messages
-
-
-def test_a_variable_that_vllm_declares_is_used_and_noted(caplog, monkeypatch):
-    caplog.set_level(logging.DEBUG, "safecache")
+def test_a_setting_that_vllm_knows_is_left_to_its_key(monkeypatch):
     sealed = stated(model())
     monkeypatch.setenv("VLLM_DECLARED", "2")
-    assert judged(sealed, model()) is None and "VLLM_DECLARED" in caplog.text
+    assert judged(sealed, model(cache=CacheConfig(kv_sharing_fast_prefill=True))) is None
 
 
 @pytest.mark.parametrize("change", [("VLLM_PLUGIN_SWITCH", "0"), ("VLLM_PLUGIN_SWITCH", None), ("VLLM_NEW", "1")])
@@ -173,15 +154,16 @@ def test_a_value_that_is_of_one_start_is_not_part_of_a_model(monkeypatch, value)
     assert judged(sealed, model()) is None
 
 
-def test_another_server_or_driver_is_noted_and_used(monkeypatch):
+def test_another_release_of_a_server_is_used(monkeypatch):
     monkeypatch.setitem(sys.modules, "sglang", SimpleNamespace(__version__="0.5.22"))
     sealed = stated(model())
-    assert json.loads(sealed[omitted.FIELD])["server"] == {"sglang": "0.5.22"}
     monkeypatch.setitem(sys.modules, "sglang", SimpleNamespace(__version__="0.5.23"))
-    lines = []
-    monkeypatch.setattr(events, "log_line", lambda level, text: lines.append(text))
     assert judged(sealed, model()) is None
-    assert len(lines) == 1 and "0.5.22" in lines[0] and "0.5.23" in lines[0], lines
+
+
+def test_what_an_earlier_release_has_stated_besides_is_passed_over():
+    sealed = json.loads(stated(model())[omitted.FIELD]) | {"driver": {"nvidia": "580.1"}, "configuration": {"a.b": "1"}}
+    assert judged({omitted.FIELD: json.dumps(sealed)}, model()) is None
 
 
 def test_a_model_with_no_compiled_part_is_an_error_by_name():
@@ -206,15 +188,15 @@ def test_rank_is_one_of_several(monkeypatch, size, said):
 
     group = {"is_available": yes, "is_initialized": yes, "get_world_size": lambda: size, "get_rank": lambda: 2}
     monkeypatch.setitem(sys.modules, "torch.distributed", SimpleNamespace(**group))
-    assert surroundings.ranks() == said
+    assert omitted.ranks() == said
     asks = made_of(
         "edited_module", "def f(): return get_rank()\ndef g(): return 1\n", first=1, last=2, monkeypatch=monkeypatch
     )
     plain = made_of(
         "edited_module", "def f(): return 1\ndef g(): return get_rank()\n", first=1, last=2, monkeypatch=monkeypatch
     )
-    assert surroundings.of_function(asks).get("rank", {}) == said.get("rank", {})
-    assert "rank" not in surroundings.of_function(plain)
+    assert omitted.of_function(asks).get("rank", {}) == said.get("rank", {})
+    assert "rank" not in omitted.of_function(plain)
 
 
 def made_of(name, text, first, last, monkeypatch):
@@ -228,7 +210,7 @@ def made_of(name, text, first, last, monkeypatch):
 
 @pytest.mark.parametrize(("name", "is_stated"), [("edited_module", True), ("torch.edited_module", False)])
 def test_inlined_functions_are_stated_but_for_those_of_torch(monkeypatch, name, is_stated):
-    rows = surroundings.of_function(made_of(name, "def f(): return 1\n", first=1, last=2, monkeypatch=monkeypatch))
+    rows = omitted.of_function(made_of(name, "def f(): return 1\n", first=1, last=2, monkeypatch=monkeypatch))
     assert ("inlined" in rows) is is_stated
 
 
@@ -238,8 +220,6 @@ def test_names_of_parameters_are_part_of_a_model():
     assert judged(sealed, model(parameter="layers.0.base_layer.weight")).reason is Reason.STALE
 
 
-def test_a_person_is_told_of_a_whole_configuration_in_one_line():
-    settings = make_dataclass("CacheConfig", [(f"switch_{number}", int, number) for number in range(60)])()
-    told = [text for _, text in omitted.described(stated(model(cache=settings)))]
-    (line,) = (text for text in told if "configuration" in text)
-    assert line.endswith(": 61, as digests"), told
+def test_a_person_is_told_of_many_files_in_one_line():
+    sealed = {omitted.FIELD: json.dumps({"files": {f"module_{number}": "digest" for number in range(60)}})}
+    assert list(omitted.described(sealed)) == [(True, "source file of a module: 60, as digests")]

@@ -9,11 +9,11 @@ import safecache
 from safecache.omitted import PARTS
 
 PAGE = Path(safecache.__file__).parent / "guide" / "wrong_hits.md"
-ROW = re.compile(r"(?m)^\| (.+) \| (compiled anew|used, and logged) \| (.+) \| \[\S+\]\((https://\S+)\) \|$")
+ROW = re.compile(r"(?m)^\| (.+) \| compiled anew \| (.+) \| \[\S+\]\((https://\S+)\) \|$")
 
 
 def test_the_guide_has_each_row():
-    rows = [(title, verb == "compiled anew", why, issue) for title, verb, why, issue in ROW.findall(PAGE.read_text())]
+    rows = [tuple(row) for row in ROW.findall(PAGE.read_text())]
     assert rows == [tuple(part) for part in PARTS.values()]
 
 
