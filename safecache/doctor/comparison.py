@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 
 from safecache.doctor.finding import UNSHOWN, Difference
 from safecache.errors import PackRefusedError
+from safecache.explain import ENVIRONMENT, PLACE
 from safecache.explain import baked as of_records
 from safecache.explain.baked import Here
-from safecache.explain.components import ENVIRONMENT, PLACE
 from safecache.packs import archive
 from safecache.reporting.kinds import Reason
 from safecache.settings import config

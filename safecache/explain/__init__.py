@@ -2,23 +2,34 @@
 
 A feature: it may import the core, and no other feature. Here the parts of torch's cache keys, and Triton's, are
 collected where a lookup missed.
+
+The parts of AOTAutograd and FX graph keys are parsed from torch's debug output for a key: ``debug_lines`` of
+FxGraphCachePickler in torch/_inductor/codecache.py prints a line ``[digest] attribute[part]: text`` for each attribute
+of FxGraphHashDetails (identical in torch 2.11 to 2.15). Triton's follow ``get_cache_key`` in triton/runtime/cache.py,
+``ASTSource.hash`` in triton/compiler/compiler.py, and ``cache_key`` in triton/runtime/jit.py (identical in Triton 3.6
+to 3.9).
 """
 
 from __future__ import annotations
 
+import ast
+import functools
 import logging
 import os
+import re
 import secrets
 import sys
+import sysconfig
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from typing import Any
 
 from safecache import compiles, ports
 from safecache.errors import CacheWriteError
-from safecache.explain import components, explanations, key_records
-from safecache.explain.key_records import Component, KeyRecord
+from safecache.explain import key_records
+from safecache.explain.key_records import Component, KeyRecord, plain
 from safecache.patching.hook import hook
 from safecache.places.refs import Ref
 from safecache.ports import Compiling, KernelRequest, Saved
@@ -28,7 +39,32 @@ from safecache.session import Part
 from safecache.settings import config
 from safecache.signing import provenance
 
-__all__ = ["CONFIGS", "compile_seconds", "get_hash", "note", "note_compile", "trying", "why_missed"]
+__all__ = [
+    "CHOSEN",
+    "CONFIGS",
+    "ENVIRONMENT",
+    "GRAPH",
+    "GRAPH_LINE",
+    "INPUT",
+    "KERNEL",
+    "OPTIONS",
+    "PLACE",
+    "SOURCE_LINE",
+    "chosen",
+    "compile_seconds",
+    "components",
+    "fields",
+    "get_hash",
+    "kernel_components",
+    "note",
+    "note_compile",
+    "places",
+    "source_lines",
+    "triton_part",
+    "trying",
+    "variable_part",
+    "why_missed",
+]
 
 
 # Inherited by what this process forks.
@@ -36,6 +72,35 @@ _PROCESS = secrets.token_hex(4)
 # Records of this process, not of its parent, whose compiles are under way, or were never saved.
 _waiting: Part[dict[tuple[Kind, str], KeyRecord]] = Part(dict)
 _MOST_WAITING = 256
+
+GRAPH, GRAPH_LINE, INPUT = "graph", "graph line", "example input"
+_LINE = re.compile(r"\[(?P<digest>[^]]*)\] (?P<attribute>\w+)(?:\[(?P<part>.*?)\])?: (?P<text>.*)", re.DOTALL)
+# By attribute. The rest of the name is the part: a dictionary key or a list index.
+_NAMES = {
+    "inductor_config": "inductor config",
+    "inductor_config_comms": "inductor config comms.",
+    "fx_kwargs": "argument of Inductor's",
+    "example_inputs": INPUT,
+    "user_defined_triton_source": "source of Triton kernel in the graph",
+    "triton_kernel_source_codes": "source of Triton kernel in the graph's operators",
+    "autograd_config": "functorch config",
+    "aot_config": "arguments of AOTAutograd",
+    "system_info": "system",
+    "custom_backend_codegen_configs": "config of the custom backend for",
+    "custom_backend_passes": "source of custom pass of a backend",
+    "_custom_partitioner_fn": "source of the custom partitioner",
+    "cpp_runtime_thread_count": "number of CPU threads",
+    "default_cuda_device_index": "device index",
+    "cache_key_tag": "cache_key_tag",
+    "autocast_state": "autocast of",
+    "disable_amp": "autocast",
+    "grad_enabled": "grad mode",
+}
+_PASS = re.compile(r"_?(\w+_custom_(?:pre_|post_)?pass|fuse_ddp_communication_passes)")
+# Fields of a tensor that are shown even at their usual value.
+_ALWAYS = ("dtype", "shape", "stride", "device")
+_USUAL = ("None", "False", "0", "torch.strided")
+_MOST_LINES, _LONGEST_LINE = 1000, 160
 
 
 @hook(
@@ -63,7 +128,7 @@ def note_compile(compiling: Compiling) -> None:
         if ref.kind is Kind.KERNEL:
             request: KernelRequest = compiling.graph
             triton_key, version = sys.modules["triton.runtime.cache"].triton_key(), sys.modules["triton"].__version__
-            parts = components.kernel_components(
+            parts = kernel_components(
                 request.source, request.backend, request.options, request.variables, triton_key, version
             )
             note(ref, compiling.name(), parts)
@@ -80,13 +145,13 @@ def note_compile(compiling: Compiling) -> None:
 
 
 def _note(ref: Ref, name: str, lines: Sequence[str], functorch: dict[str, object]) -> None:
-    parts = [*components.components(lines, provenance.describe(), functorch, config.child_environment())]
+    parts = [*components(lines, provenance.describe(), functorch, config.child_environment())]
     # What no key has, and what says where its parts come from.
     unset = sys.modules["torch.utils._config_module"]._UNSET_SENTINEL
     for module, title in CONFIGS.items():
         if module in sys.modules:
-            parts.append(components.chosen(title, sys.modules[module], unset))
-    parts += components.places(os.path.dirname(str(sys.modules["torch"].__file__)))
+            parts.append(chosen(title, sys.modules[module], unset))
+    parts += places(os.path.dirname(str(sys.modules["torch"].__file__)))
     note(ref._replace(root=sys.modules["torch._inductor.codecache"].cache_dir()), name, parts)
 
 
@@ -119,6 +184,8 @@ def note(ref: Ref, name: str, parts: Iterable[Component]) -> None:
     waiting[ref.kind, ref.key] = record
     ports.observe(Saved, _remember)
     if config.current().explain:
+        from safecache.explain import explanations
+
         events.log_line(
             logging.WARNING, f"safecache: miss of the {explanations.explain(record, ref.root, saved=False)}"
         )
@@ -146,3 +213,199 @@ def trying(kind: Kind) -> Iterator[None]:
             remedy="safecache explain cannot tell about it; the compile goes on.",
             error=error,
         )
+
+
+def components(
+    lines: Iterable[str], versions: Mapping[str, str], functorch: Mapping[str, object], environ: Mapping[str, str]
+) -> tuple[Component, ...]:
+    """The parts of the torch cache key that has these debug lines.
+
+    ``versions``: as returned by provenance.describe(). ``functorch``: its settings, which torch prints as a single
+    part. ``environ``: the environment, which is not part of the key but shows where a setting came from.
+    """
+    found = [component for line in lines for component in _of_line(line, versions)]
+    found += [plain(f"functorch config {name}", str(value)) for name, value in sorted(functorch.items())]
+    found += [plain(f"env {name}", value) for name, value in key_records.environment(environ).items()]
+    return tuple(found)
+
+
+def _of_line(line: str, versions: Mapping[str, str]) -> Iterator[Component]:
+    match = _LINE.fullmatch(line)
+    if match is None:
+        return
+    attribute, part, text = match["attribute"], match["part"] or "", match["text"]
+    digest = key_records.digest(match["digest"])
+    if attribute == "gm":
+        yield Component(GRAPH, digest, "")
+        yield from source_lines(GRAPH_LINE, text)
+    elif attribute == "torch_version":
+        yield Component("torch", digest, f"{versions.get('torch', '')} (sources {digest[:6]})")
+    elif attribute == "system_info":
+        yield from _of_system(part, digest, text, versions)
+    elif attribute == "example_inputs":
+        yield Component(f"{INPUT} {part}", digest, _input(text))
+    elif (custom := _PASS.fullmatch(attribute)) is not None:
+        yield Component(f"source of custom pass {custom[1]}", digest, "none" if text == "None" else digest)
+    elif attribute == "autograd_config":
+        yield Component("functorch config", digest, "")
+    else:
+        name = _NAMES.get(attribute, attribute.strip("_").replace("_", " "))
+        separator = "" if name.endswith(".") or not part else " "
+        yield Component(f"{name}{separator}{part}", digest, key_records.capped(text))
+
+
+def _of_system(part: str, digest: str, text: str, versions: Mapping[str, str]) -> Iterator[Component]:
+    """The versions and the device. The hash over them is skipped: it adds nothing."""
+    try:
+        stated = ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        stated = text
+    if part == "version" and isinstance(stated, dict):
+        for name, version in stated.items():
+            written = f"{versions.get('triton', '')} (files {str(version)[:6]})" if name == "triton" else str(version)
+            yield Component(str(name), key_records.digest(str(version)), key_records.capped(written))
+    elif part == "device" and isinstance(stated, dict):
+        yield Component(
+            "device", digest, key_records.capped(" ".join(filter(None, [str(stated.get("name")), versions.get("gpu")])))
+        )
+    elif part != "hash":
+        yield Component(f"system {part}", digest, key_records.capped(text))
+
+
+# What is recorded beside the parts of a key, to tell where these come from: variables, settings that the program has
+# chosen itself, whatever the environment says, and places that are part of the commands that build libraries.
+ENVIRONMENT, CHOSEN, PLACE = "env ", "chosen ", "place of "
+
+
+def chosen(title: str, settings: Any, unset: object) -> Component:
+    """Which of torch's ``settings``, a config module, the program has set. ``unset``: torch's word for none."""
+    names = []
+    for name, entry in settings._config.items():
+        own = entry.user_override
+        own = own.get() if isinstance(own, ContextVar) else own  # a plain value up to 2.14
+        # Torch copies a list or a dictionary there when it is read.
+        if own is not unset and not (isinstance(own, (list, dict, set)) and own == entry.default):
+            names.append(name)
+    found = " ".join(sorted(names))
+    return Component(f"{CHOSEN}{title}", key_records.digest(found), found)
+
+
+def places(torch: str) -> Iterator[Component]:
+    """Where ``torch``, a directory, and Python's headers lie. What is below a home directory is not shown."""
+    home = os.path.join(os.path.expanduser("~"), "")
+    for what, path in (("torch", torch), ("Python's headers", sysconfig.get_paths()["include"])):
+        text = "(not shown)" if path.startswith(home) else key_records.capped(path)
+        yield Component(f"{PLACE}{what}", key_records.digest(path), text)
+
+
+# The configurations of an autotuned kernel have the same lines.
+_digest_of_line = functools.lru_cache(maxsize=1024)(key_records.digest)
+
+
+def source_lines(name: str, text: str) -> Iterator[Component]:
+    """A component for each non-blank line, in order, all with the same name."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    for line in lines[:_MOST_LINES]:
+        yield Component(name, _digest_of_line(line), line[:_LONGEST_LINE])
+    if lines[_MOST_LINES:]:
+        yield Component(
+            name, key_records.digest("\n".join(lines[_MOST_LINES:])), f"{len(lines) - _MOST_LINES} more lines"
+        )
+
+
+def _input(text: str) -> str:
+    """The fields of ``TensorMetadata(…)`` with unusual values, as fields() parses them; else which size it is."""
+    match = re.search(r"TensorMetadata\((.*)\)", text, re.DOTALL)
+    if match is not None and "TensorMetadataAndValues" not in text:
+        stated = [field.partition("=")[::2] for field in _split(match[1])]
+        said = [f"{name}={_short(value)}" for name, value in stated if name in _ALWAYS or value not in _USUAL]
+        return key_records.capped(", ".join(said))
+    symbol = re.match(r"\('(\w+)',", text)
+    return f"dynamic size {symbol[1]}" if symbol else key_records.capped(text)
+
+
+def _short(value: str) -> str:
+    value = re.sub(r"torch\.Size\(\[(.*)\]\)", r"[\1]", value)
+    value = re.sub(r"device\(type='(\w+)'(?:, index=(\d+))?\)", lambda m: m[1] + (f":{m[2]}" if m[2] else ""), value)
+    return value.removeprefix("torch.")
+
+
+def fields(text: str) -> dict[str, str]:
+    """The fields of a tensor by name, parsed from the text of an input's component; empty for any other text."""
+    found = [part.partition("=")[::2] for part in _split(text)]
+    return dict(found) if {"dtype", "shape"} <= {name for name, _ in found} else {}
+
+
+def _split(text: str) -> list[str]:
+    """Split at the commas outside of brackets."""
+    parts, depth = [""], 0
+    for letter in text:
+        depth += (letter in "([{") - (letter in ")]}")
+        if letter == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return [part.strip() for part in parts]
+
+
+KERNEL, OPTIONS, SOURCE_LINE = "kernel with what it calls", "options", "kernel source line"
+
+
+def kernel_components(
+    source: Any, backend: Any, options: Any, variables: Mapping[str, Any], triton_key: str, version: str
+) -> tuple[Component, ...]:
+    """The parts of the key that ``triton.compile`` has computed from these arguments."""
+    found = [triton_part(triton_key, version)]
+    target = backend.target
+    found.append(plain("target", f"{target.backend} {target.arch}"))
+    found.append(plain("ptxas" if target.backend == "cuda" else "backend", str(backend.hash())))
+    found += _of_kernel(source) if getattr(source, "fn", None) is not None else source_lines(SOURCE_LINE, source.src)
+    found += [plain(f"option {name}", str(value)) for name, value in sorted(vars(options).items())]
+    found.append(Component(OPTIONS, key_records.digest(options.hash()), ""))
+    found += [variable_part(name, value) for name, value in sorted(variables.items())]
+    return tuple(found)
+
+
+def triton_part(triton_key: str, version: str) -> Component:
+    """Triton itself, in the key of a kernel."""
+    return Component("triton", key_records.digest(triton_key), f"{version} (files {triton_key[:6]})")
+
+
+def variable_part(name: str, value: object) -> Component:
+    """A variable, in the key of a kernel."""
+    text = str(value)
+    return Component(f"{ENVIRONMENT}{name}", key_records.digest(text), key_records.variable(name, text))
+
+
+def _of_kernel(source: Any) -> Iterator[Component]:
+    kernel = source.fn
+    yield Component(KERNEL, key_records.digest(str(kernel.cache_key)), "")
+    yield from source_lines(SOURCE_LINE, kernel.src)
+    yield plain("first line of the kernel in its file", str(getattr(kernel, "starting_line_number", "")))
+    for (name, _), (value, _) in getattr(kernel, "used_global_vals", {}).items():
+        yield plain(f"global {name}", _text(value))
+    names = getattr(getattr(kernel.fn, "__code__", None), "co_names", ())
+    keys = {name: getattr(kernel.__globals__.get(name), "cache_key", None) for name in names}
+    for name, key in sorted(keys.items()):
+        if isinstance(key, str):
+            yield Component(f"source of {name}, which it calls", key_records.digest(key), "")
+    for argument, kind in source.signature.items():
+        yield plain(f"type of argument {argument}", str(kind))
+    for path, value in source.constants.items():
+        yield Component(
+            f"constexpr {_argument(kernel, path)}",
+            key_records.digest(_text(value)),
+            key_records.capped(str(getattr(value, "__name__", value))),
+        )
+    for path, attributes in source.attrs.items():
+        yield plain(f"attributes of argument {_argument(kernel, path)}", str(attributes))
+
+
+def _argument(kernel: Any, path: tuple[int, ...]) -> str:
+    first, *rest = path
+    return ".".join([kernel.arg_names[first], *map(str, rest)])
+
+
+def _text(value: Any) -> str:
+    """The value as it enters Triton's key."""
+    return str(getattr(value, "cache_key", value))

@@ -11,9 +11,9 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+from safecache import explain
 from safecache.errors import SafecacheError
-from safecache.explain import components, key_records
-from safecache.explain.components import CHOSEN, ENVIRONMENT, PLACE
+from safecache.explain import CHOSEN, ENVIRONMENT, PLACE, key_records
 from safecache.explain.key_records import Component, KeyRecord
 from safecache.places import layout
 from safecache.places.refs import Ref
@@ -166,7 +166,7 @@ def compute_environment(targets: Iterable[str]) -> Here:
 def main() -> None:
     """Print it, as JSON, for the targets that the arguments name."""
     torch: Any = importlib.import_module("torch")
-    found = [*_of_torch(torch), *components.places(os.path.dirname(str(torch.__file__)))]
+    found = [*_of_torch(torch), *explain.places(os.path.dirname(str(torch.__file__)))]
     kernels, compilers = _of_triton(sys.argv[1:])
     # Up to 2.13 torch leaves Triton out of a key where there is no GPU. What it puts in is what Triton does.
     stated = {"parts": _by_name([*kernels[:1], *found]), "kernels": _by_name(kernels), "compilers": compilers}
@@ -189,7 +189,7 @@ def _of_torch(torch: Any) -> tuple[Component, ...]:
     cuda = [key_records.plain("cuda", str(torch.version.cuda))] if torch.version.cuda else []
     hip = [key_records.plain("hip", str(torch.version.hip))] if torch.version.hip else []
     lines = pickler.debug_lines(details)
-    return (*components.components(lines, provenance.describe(), settings, environ), *cuda, *hip)
+    return (*explain.components(lines, provenance.describe(), settings, environ), *cuda, *hip)
 
 
 def _of_triton(targets: Iterable[str]) -> tuple[list[Component], dict[str, str]]:
@@ -200,9 +200,9 @@ def _of_triton(targets: Iterable[str]) -> tuple[list[Component], dict[str, str]]
     binding, compiler = (importlib.import_module(f"triton.{name}") for name in ("_C.libtriton", "compiler.compiler"))
     target_type = importlib.import_module("triton.backends.compiler").GPUTarget
     triton_key = importlib.import_module("triton.runtime.cache").triton_key
-    found = [components.triton_part(triton_key(), version)]
+    found = [explain.triton_part(triton_key(), version)]
     variables = sorted(binding.get_cache_invalidating_env_vars().items())
-    found += [components.variable_part(name, value) for name, value in variables]
+    found += [explain.variable_part(name, value) for name, value in variables]
     compilers = {}
     for target in targets:
         backend, _, arch = target.partition(" ")

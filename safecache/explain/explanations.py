@@ -10,8 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from safecache.explain import key_records
-from safecache.explain.components import (
+from safecache.explain import (
     CHOSEN,
     ENVIRONMENT,
     GRAPH,
@@ -22,6 +21,7 @@ from safecache.explain.components import (
     PLACE,
     SOURCE_LINE,
     fields,
+    key_records,
 )
 from safecache.explain.key_records import Component, KeyRecord
 from safecache.files import folders, opening

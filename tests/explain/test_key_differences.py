@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from safecache.explain import components, explanations
+from safecache import explain
+from safecache.explain import explanations
 from safecache.explain.key_records import Component, KeyRecord
 from safecache.reporting.kinds import Kind
 
@@ -27,7 +28,7 @@ def lines(gm="GraphModule()\n\ndef forward(self, x):\n    y = x * 2\n    return 
 
 def record(key="a", kind=Kind.AOT_ENTRY, functorch=(), env=(), versions=None, made=1.0, process="1", **fields):
     said = lines(**fields)
-    parts = components.components(said, versions or {"torch": "2.15"}, dict(functorch), dict(env))
+    parts = explain.components(said, versions or {"torch": "2.15"}, dict(functorch), dict(env))
     return KeyRecord(kind, key, "model.f", made, parts, made, process)
 
 
@@ -160,10 +161,10 @@ def test_nearest_is_of_another_process_if_there_is_one():
 
 def test_line_of_another_form_is_passed_over():
     said = ["no line of torch's", "[abc] torch_version: x"]
-    parts = components.components(said, {"torch": "2.15"}, {}, {})
+    parts = explain.components(said, {"torch": "2.15"}, {}, {})
     assert [part.name for part in parts] == ["torch"]
 
 
 def test_only_so_much_of_a_value_is_kept():
-    [part] = components.components(["[abc] fx_kwargs[x]: " + "y" * 5000], {}, {}, {})
+    [part] = explain.components(["[abc] fx_kwargs[x]: " + "y" * 5000], {}, {}, {})
     assert part == Component("argument of Inductor's x", part.digest, "y" * 299 + "…")
