@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, closing, suppress
 from queue import SimpleQueue
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from safecache import compiles
 from safecache.code.triton_place import LIST
@@ -24,7 +24,6 @@ from safecache.store import entry_files
 
 __all__ = [
     "Attempt",
-    "Manager",
     "UnusableError",
     "in_process",
     "obtain",
@@ -41,26 +40,17 @@ class UnusableError(Exception):
     """A worker's result is not the kernel, or there is no directory for it. The text says why."""
 
 
-class Manager(Protocol):
-    """Triton's cache manager, ours or one that wraps it."""
-
-    def put(self, data: bytes, filename: str) -> str:
-        """Store a file and return its path."""
-
-    def put_group(self, filename: str, group: dict[str, str]) -> object:
-        """Store the list of the files."""
-
-
 def in_process(what: str, why: str, error: BaseException | None = None) -> None:
     """Report, once per reason, that ``what`` is compiled in this process."""
     events.report(Reason.NOT_ISOLATED, f"{what} is not isolated: {why}.", cause=why, remedy=_REMEDY, error=error)
 
 
-def obtain(request: Request, manager: Manager) -> dict[str, str] | None:
+def obtain(request: Request, manager: Any) -> dict[str, str] | None:
     """The paths of the kernel's files, now in the cache, by name; None if it is to be compiled in this process.
 
-    None also if Triton rejects the kernel, so that Triton itself raises the error here. Raises TritonCompileCrash, and
-    Triton's PTXASError, which needs no second compile.
+    ``manager``: Triton's cache manager, ours or one that wraps it. None also if Triton rejects the kernel, so that
+    Triton itself raises the error here. Raises TritonCompileCrash, and Triton's PTXASError, which needs no second
+    compile.
     """
     note = crashes.find(request.root, request.hash, request.limits)
     if note is not None:
@@ -106,7 +96,7 @@ def _others(asked: Iterable[KernelRequest], request: Request) -> Iterator[Reques
                 yield other
 
 
-def _taken(request: Request, manager: Manager, attempt: Attempt) -> dict[str, str] | None:
+def _taken(request: Request, manager: Any, attempt: Attempt) -> dict[str, str] | None:
     """What the worker has made, put into the cache; None if it has rejected the kernel. Raises as obtain() does."""
     outcome, directory = attempt.outcome, attempt.directory
     reply = outcome.reply or {}

@@ -39,7 +39,6 @@ from safecache.store import entry_files, groups
 __all__ = [
     "Crash",
     "Note",
-    "config_of",
     "confirmed",
     "diagnosed",
     "find",
@@ -50,7 +49,6 @@ __all__ = [
     "make",
     "remember",
     "skipped",
-    "stage_in",
     "write_report",
 ]
 
@@ -246,7 +244,9 @@ def diagnosed(outcome: Outcome, directory: str) -> Crash | None:
 
     ``directory``: the job's.
     """
-    stage = stage_in(directory)
+    stage = _read_file(os.path.join(directory, STAGE_FILE)).decode("ascii", "replace")
+    if stage not in STAGES:
+        stage = "source"  # it had begun none
     if outcome.ending is not None:
         return Crash(*outcome.ending, stage)
     error = (outcome.reply or {}).get("error")
@@ -278,7 +278,10 @@ def confirmed(
         report = write_report(request, ended, found.stage, stderr, directory)
     except OSError as error:
         problem = f"{error.strerror}"
-    note = Note(found, request.source.name, config_of(request), report, time.time())
+    options = vars(request.options)
+    # What an autotuner varies.
+    varied = {name: options[name] for name in ("num_warps", "num_stages", "num_ctas") if name in options}
+    note = Note(found, request.source.name, varied | _constants(request.source), report, time.time())
     remembered = found.is_of_limit or (again is not None and again[0] is not None and again[0].is_of_kernel)
     if remembered:
         remember(request.root, request.hash, note)
@@ -327,13 +330,6 @@ def _error(message: str, note: Note) -> TritonCompileCrash:
         "report": note.report,
     }
     return make(message, attributes)
-
-
-def config_of(request: Request) -> dict[str, Any]:
-    """The options and constants that an autotuner varies, by name."""
-    options = vars(request.options)
-    named = {name: options[name] for name in ("num_warps", "num_stages", "num_ctas") if name in options}
-    return named | _constants(request.source)
 
 
 def _describe(request: Request) -> dict[str, Any]:
@@ -478,12 +474,6 @@ def _files(request: Request, ended: dict[str, Any], stage: str, stderr: str, top
             **described["target"],
         )
         yield "reproduce.py", program.encode(errors="backslashreplace")
-
-
-def stage_in(directory: str) -> str:
-    """The stage that a worker had reached in ``directory`` when it ended; "source" if it had begun none."""
-    stage = _read_file(os.path.join(directory, STAGE_FILE)).decode("ascii", "replace")
-    return stage if stage in STAGES else "source"
 
 
 def _read_file(path: str) -> bytes:

@@ -11,7 +11,7 @@ import re
 import sys
 import sysconfig
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import triton
@@ -72,57 +72,45 @@ def replaced_in_backend(backend: Any) -> str | None:
 
 
 class _Area:
-    """Some of Triton's modules and the classes in them; more of them may be imported at any time."""
+    """Some of Triton's modules and the classes in them, with their content when it was last found to be as released."""
 
     def __init__(self, roots: tuple[str, ...], *classes: type) -> None:
         self._roots = roots
         self._modules = -1
-        self._namespaces = {kind: _Namespace(f"{kind.__module__}.{kind.__name__}", vars(kind)) for kind in classes}
+        # Their names. More of them may be imported at any time.
+        self._parts: dict[Any, str] = {kind: f"{kind.__module__}.{kind.__name__}" for kind in classes}
+        # What each has held, and the sources of the kernels among that.
+        self._seen: dict[Any, tuple[list[Any], list[tuple[Any, str]]]] = {}
 
     def replaced(self) -> str | None:
         if self._modules != len(sys.modules):
             self._modules = len(sys.modules)
-            self._namespaces = self._namespaces | self._imported()
-        return next(filter(None, (namespace.replaced() for namespace in self._namespaces.values())), None)
+            self._parts = {**dict(self._imported()), **self._parts}
+        return next(filter(None, map(self._replaced_in, self._parts)), None)
 
-    def _imported(self) -> dict[Any, _Namespace]:
-        """The modules and classes that are not known yet."""
-        found: dict[Any, _Namespace] = {}
+    def _imported(self) -> Iterator[tuple[Any, str]]:
         for name, module in list(sys.modules.items()):
             if any(f"{name}.".startswith(f"{root}.") for root in self._roots):
-                classes = (value for value in list(vars(module).values()) if isinstance(value, type))
-                of_triton: Iterator[Any] = (kind for kind in classes if kind.__module__.partition(".")[0] == "triton")
-                for part in (module, *of_triton):
-                    full_name = name if part is module else f"{part.__module__}.{part.__qualname__}"
-                    if part not in self._namespaces:
-                        found.setdefault(part, _Namespace(full_name, vars(part)))
-        return found
+                yield module, name
+                for kind in list(vars(module).values()):
+                    if isinstance(kind, type) and kind.__module__.partition(".")[0] == "triton":
+                        yield kind, f"{kind.__module__}.{kind.__qualname__}"
+
+    def _replaced_in(self, part: Any) -> str | None:
+        # Checking again must cost next to nothing if nothing has changed.
+        values = list(vars(part).values())
+        seen, sources = self._seen.get(part, ([], []))
+        same = len(values) == len(seen) and all(map(operator.is_, values, seen))
+        if not same or not all(kernel.src is source for kernel, source in sources):
+            for name, value in list(vars(part).items()):
+                full_name = f"{self._parts[part]}.{name}"
+                if full_name != _COMPILING and not all(map(_is_stock, _functions(value))):
+                    return full_name
+            self._seen[part] = values, [(value, value.src) for value in values if _has_source(value)]
+        return None
 
 
 _area = functools.cache(_Area)
-
-
-class _Namespace:
-    """A module or class, with its content when it was last found to be as released."""
-
-    def __init__(self, name: str, content: Mapping[str, Any]) -> None:
-        self._name = name
-        self._content = content
-        self._seen: list[Any] = []
-        self._sources: list[tuple[Any, str]] = []
-
-    def replaced(self) -> str | None:
-        # Checking again must cost next to nothing if nothing has changed.
-        values = list(self._content.values())
-        same = len(values) == len(self._seen) and all(map(operator.is_, values, self._seen))
-        if not same or not all(kernel.src is source for kernel, source in self._sources):
-            for name, value in list(self._content.items()):
-                full_name = f"{self._name}.{name}"
-                if full_name != _COMPILING and not all(map(_is_stock, _functions(value))):
-                    return full_name
-            self._seen = values
-            self._sources = [(value, value.src) for value in values if _has_source(value)]
-        return None
 
 
 def _has_source(value: Any) -> bool:

@@ -402,7 +402,16 @@ def _rank() -> str:
 
 def of_function(made: Any) -> dict[str, dict[str, str]]:
     """The rows of a function that was compiled ahead of time: nothing is traced again where it is loaded."""
-    inlined, asks = _inlined(made)
+    # The digests of the functions that were traced, and whether one of them asks for its rank.
+    inlined, asks = {}, False
+    for source in _traced(made):
+        module = sys.modules.get(source.module)
+        name = functions.at_line(module, source.firstlineno) if module is not None else ""
+        digest = functions.named(source.module, name) if name else ""
+        lines = "\n".join(source.content.splitlines()[source.firstlineno - 1 : source.lastlineno - 1])
+        asks = asks or any(each in lines for each in _ASKS)
+        if digest and source.module.partition(".")[0] != "torch":
+            inlined[f"{source.module}:{name}"] = digest
     found = {name: functions.digest_values(*name.split(":", 1)) for name in inlined}
     rows: dict[str, dict[str, str]] = {
         "inlined": inlined,
@@ -423,20 +432,6 @@ def _traced(made: Any) -> Iterable[Any]:
     artifacts = getattr(made, "_artifacts", None)
     found: Iterable[Any] = getattr(getattr(artifacts, "source_info", None), "inlined_sources", ())
     return found
-
-
-def _inlined(made: Any) -> tuple[dict[str, str], bool]:
-    """The digests of the functions that were traced, by name, and whether one of them asks for its rank."""
-    found, asks = {}, False
-    for source in _traced(made):
-        module = sys.modules.get(source.module)
-        name = functions.at_line(module, source.firstlineno) if module is not None else ""
-        digest = functions.named(source.module, name) if name else ""
-        lines = "\n".join(source.content.splitlines()[source.firstlineno - 1 : source.lastlineno - 1])
-        asks = asks or any(each in lines for each in _ASKS)
-        if digest and source.module.partition(".")[0] != "torch":
-            found[f"{source.module}:{name}"] = digest
-    return found, asks
 
 
 def _value_now(part: str, name: str) -> str | None:

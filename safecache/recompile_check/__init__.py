@@ -21,7 +21,7 @@ from contextlib import suppress
 from itertools import islice
 from typing import Any, NamedTuple
 
-from safecache.files import filesystem, folders
+from safecache.files import folders
 from safecache.files.folders import Folder
 from safecache.places import layout, ours
 from safecache.places.refs import Ref
@@ -38,7 +38,6 @@ __all__ = [
     "Difference",
     "Key",
     "compare",
-    "count_alike",
     "hides",
     "is_kept",
     "is_new",
@@ -154,7 +153,9 @@ def hides(found: Sequence[Found]) -> bool:
             return False
         if key not in state.hidden:
             size = sum(len(each.content) for each in found)
-            if not _is_of_sample(key) or state.size + size > _MOST_BYTES:
+            digest = hashlib.sha256(f"{config.job_id()} {key[0].word} {key[1]}".encode()).digest()
+            is_of_sample = int.from_bytes(digest[:8], "big") < config.current().recompile_sample * 2**64
+            if not is_of_sample or state.size + size > _MOST_BYTES:
                 return False
             state.size += size
             state.hidden |= {_key_of(each): found[number:] for number, each in enumerate(found)}
@@ -179,17 +180,12 @@ def is_new(ref: Ref, content: bytes) -> bool:
     if differences:
         report_difference(found[0], content, differences)
     else:
-        count_alike()
+        events.count(Count.RECOMPILED)
     return bool(differences)
 
 
 def _key_of(found: Found) -> Key:
     return found.ref.kind, found.ref.key
-
-
-def _is_of_sample(key: Key) -> bool:
-    digest = hashlib.sha256(f"{config.job_id()} {key[0].word} {key[1]}".encode()).digest()
-    return int.from_bytes(digest[:8], "big") < config.current().recompile_sample * 2**64
 
 
 class _Made(dict[Key, bytes]):
@@ -209,11 +205,6 @@ class _Made(dict[Key, bytes]):
         raise KeyError(key)
 
 
-def count_alike() -> None:
-    """Count an entry that is compiled now as it was then."""
-    events.count(Count.RECOMPILED)
-
-
 def report_uncompared(what: str, why: str) -> None:
     """Report what was compiled again and could not be compared."""
     events.report(Reason.NOT_RECOMPILED, f"{what} was not compared: {why}.", cause=why)
@@ -231,7 +222,9 @@ def report_difference(entry: Found, made: bytes, differences: list[Difference]) 
         kept, said = _kept(root, entry, made, differences)
         said = f"{said} {_moved(entry)}"
     text = f"{kind.noun} {entry.origin or key} is compiled otherwise now: {show(differences)}\n"
-    _remember(f"{kind.noun} {key}")
+    if not _differing.now:
+        call_at_exit(_say_at_the_end)
+    _differing.now.append(f"{kind.noun} {key}")
     events.report(Reason.DIFFERS, text, cause=key, remedy=f"{said} {_REMEDY}")
     return kept
 
@@ -255,12 +248,6 @@ def _moved(entry: Found) -> str:
     return f"It was moved to {moved}, and what is compiled now is used and saved."
 
 
-def _remember(what: str) -> None:
-    if not _differing.now:
-        call_at_exit(_say_at_the_end)
-    _differing.now.append(what)
-
-
 def _say_at_the_end() -> None:
     differing = _differing.now
     if differing and config.current().strict:
@@ -275,14 +262,9 @@ def is_kept(root: str, key: Key) -> bool:
     name = _name(key)
     try:
         with folders.open_subdirectory(root, (ours.FOLDER, ours.DIFFERENCES, name)) as folder:
-            descriptor = folder.open(_RECORD, os.O_RDONLY)
-            try:
-                unverified = filesystem.pread(descriptor, side_records.LARGEST + 1, 0)
-            finally:
-                filesystem.close(descriptor)
+            return side_records.read_own(folder, _RECORD, _subject(name)) is not None
     except OSError:
         return False
-    return side_records.open_record(unverified, _subject(name), own=True) is not None
 
 
 def keep(root: str, key: Key, found: bytes, made: bytes, text: str, facts: Mapping[str, str]) -> str:

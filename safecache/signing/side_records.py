@@ -7,15 +7,18 @@ JSON object with a seal over it that also states its ``subject``: a record of on
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from typing import Any
 
+from safecache.files import filesystem
+from safecache.files.folders import Folder
 from safecache.reporting.kinds import Kind
 from safecache.reporting.report import Refusal
 from safecache.settings import config
 from safecache.signing import keyring, provenance, seal, trust
 
-__all__ = ["LARGEST", "is_own", "open_record", "seal_record"]
+__all__ = ["LARGEST", "is_own", "open_record", "read_own", "seal_record"]
 
 # Bytes of a record with its seal.
 LARGEST = 64 << 10
@@ -46,6 +49,16 @@ def open_record(unverified: bytes, subject: str, *, own: bool) -> dict[str, Any]
     except (ValueError, RecursionError):
         return None
     return content if isinstance(content, dict) else None
+
+
+def read_own(folder: Folder, name: str, subject: str) -> dict[str, Any] | None:
+    """Return the content of the record in this file, as open_record() does of this user's own. Raises OSError."""
+    descriptor = folder.open(name, os.O_RDONLY)
+    try:
+        unverified = filesystem.pread(descriptor, LARGEST + 1, 0)
+    finally:
+        filesystem.close(descriptor)
+    return open_record(unverified, subject, own=True)
 
 
 def is_own(unverified: bytes) -> bool:

@@ -180,14 +180,9 @@ def _changing(root: str) -> Iterator[Strikes]:
 
 def _read(folder: Folder, root: str) -> Strikes:
     try:
-        descriptor = folder.open(_RECORD, os.O_RDONLY)
+        stated, now = side_records.read_own(folder, _RECORD, _subject(root)), time.time()
     except FileNotFoundError:
         return Strikes({}, {})
-    try:
-        unverified = filesystem.pread(descriptor, side_records.LARGEST + 1, 0)
-    finally:
-        filesystem.close(descriptor)
-    stated, now = side_records.open_record(unverified, _subject(root), own=True), time.time()
     if stated is None:
         return Strikes({}, {})
     keys = {str(each): (int(number), float(at)) for each, (number, at) in stated["by_key"].items()}

@@ -22,7 +22,7 @@ from safecache.places.refs import Ref
 from safecache.ports import Found
 from safecache.recompile_check import Difference
 from safecache.reporting import events
-from safecache.reporting.kinds import Kind
+from safecache.reporting.kinds import Count, Kind
 from safecache.settings import config
 from safecache.testing import failing
 
@@ -201,8 +201,7 @@ def test_run_tells_what_was_verified(cache, hit, monkeypatch):
 
     monkeypatch.setattr(history._journal, "now", history._Journal())
     history._journal.now.awaits_end, history._journal.now.root = True, str(cache.root)
-    recompile_check.count_alike()
-    recompile_check.count_alike()
+    events.count(Count.RECOMPILED, 2)
     recompile_check.report_difference(hit, b"made", DIFFERENCES)
     recompile_check.report_uncompared("it", "somewhere")
     history._end()
