@@ -55,7 +55,6 @@ __all__ = [
     "components",
     "fields",
     "get_hash",
-    "kernel_components",
     "note",
     "note_compile",
     "places",
@@ -126,12 +125,7 @@ def note_compile(compiling: Compiling) -> None:
     ref, call = compiling.ref, compiles.current.key_call
     with trying(ref.kind):
         if ref.kind is Kind.KERNEL:
-            request: KernelRequest = compiling.graph
-            triton_key, version = sys.modules["triton.runtime.cache"].triton_key(), sys.modules["triton"].__version__
-            parts = kernel_components(
-                request.source, request.backend, request.options, request.variables, triton_key, version
-            )
-            note(ref, compiling.name(), parts)
+            note(ref, compiling.name(), _kernel_components(compiling.graph))
         elif ref.kind is Kind.FX_ENTRY and ref.key:
             _note(ref, compiling.name(), compiling.lines, {})
         elif ref.kind is Kind.AOT_ENTRY and call is not None:
@@ -351,19 +345,18 @@ def _split(text: str) -> list[str]:
 KERNEL, OPTIONS, SOURCE_LINE = "kernel with what it calls", "options", "kernel source line"
 
 
-def kernel_components(
-    source: Any, backend: Any, options: Any, variables: Mapping[str, Any], triton_key: str, version: str
-) -> tuple[Component, ...]:
-    """The parts of the key that ``triton.compile`` has computed from these arguments."""
-    found = [triton_part(triton_key, version)]
-    target = backend.target
-    found.append(plain("target", f"{target.backend} {target.arch}"))
-    found.append(plain("ptxas" if target.backend == "cuda" else "backend", str(backend.hash())))
-    found += _of_kernel(source) if getattr(source, "fn", None) is not None else source_lines(SOURCE_LINE, source.src)
-    found += [plain(f"option {name}", str(value)) for name, value in sorted(vars(options).items())]
-    found.append(Component(OPTIONS, key_records.digest(options.hash()), ""))
-    found += [variable_part(name, value) for name, value in sorted(variables.items())]
-    return tuple(found)
+def _kernel_components(request: KernelRequest) -> Iterator[Component]:
+    """The parts of the key that ``triton.compile`` has computed for this request."""
+    source, options, target = request.source, request.options, request.backend.target
+    yield triton_part(sys.modules["triton.runtime.cache"].triton_key(), sys.modules["triton"].__version__)
+    yield plain("target", f"{target.backend} {target.arch}")
+    yield plain("ptxas" if target.backend == "cuda" else "backend", str(request.backend.hash()))
+    yield from (
+        _of_kernel(source) if getattr(source, "fn", None) is not None else source_lines(SOURCE_LINE, source.src)
+    )
+    yield from (plain(f"option {name}", str(value)) for name, value in sorted(vars(options).items()))
+    yield Component(OPTIONS, key_records.digest(options.hash()), "")
+    yield from (variable_part(name, value) for name, value in sorted(request.variables.items()))
 
 
 def triton_part(triton_key: str, version: str) -> Component:

@@ -11,8 +11,9 @@ import re
 import sys
 import sysconfig
 import textwrap
+from collections import namedtuple
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import triton
 from triton import knobs
@@ -356,7 +357,8 @@ def _kernel(source: Any) -> dict[str, Any]:
     encode = kernels.encoder.encode
     if kernel._repr is not None:  # the name that the kernel's ``repr=`` gives this specialization
         constants = {kernel.arg_names[path[0]]: value for path, value in source.constants.items() if len(path) == 1}
-        symbol = str(kernel.repr(Specialization(constants, source.signature)))
+        specialization = namedtuple("specialization", ["constants", "signature"])  # as Triton passes one
+        symbol = str(kernel.repr(specialization(constants, source.signature)))
     return {
         "kind": "kernel",
         "language": language_of(source),
@@ -367,13 +369,6 @@ def _kernel(source: Any) -> dict[str, Any]:
         "attributes": encode(source.attrs),
         **kernels.encoded(),
     }
-
-
-class Specialization(NamedTuple):
-    """The argument that Triton passes to a ``repr=``."""
-
-    constants: dict[str, Any]
-    signature: dict[str, Any]
 
 
 def _lowered(source: Any, target: Any, options: dict[str, Any]) -> dict[str, Any]:

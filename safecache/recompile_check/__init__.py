@@ -324,8 +324,12 @@ def compare(key: Key, found: Mapping[Key, bytes], made: Mapping[Key, bytes]) -> 
     Only what a trusted key has sealed is unpickled: raises ValueError for anything else, and what unpickling does.
     """
     before, after = of_entry(_loaded(key, found)), of_entry(_loaded(key, made))
-    differing = [place for place in {**before, **after} if before.get(place) != after.get(place)]
-    shown = [Difference(each, _diff(before.get(each, ""), after.get(each, ""))) for each in _in_order(differing)]
+
+    def rank(place: str) -> tuple[int, str]:
+        return next((number for number, word in enumerate(_FIRST) if word in place), len(_FIRST)), place
+
+    differing = sorted((place for place in {**before, **after} if before.get(place) != after.get(place)), key=rank)
+    shown = [Difference(each, _diff(before.get(each, ""), after.get(each, ""))) for each in differing]
     referred = _referred(before, after) if shown and key[0] is Kind.AOT_ENTRY else ()
     return [*(each for pair in referred for each in _graphs(pair, found, made)), *shown][:_MOST_PARTS]
 
@@ -335,13 +339,6 @@ def _loaded(key: Key, content: Mapping[Key, bytes]) -> object:
     if refusal is not None:
         raise ValueError(f"{key[0].noun} {key[1]}: {refusal.evidence}")
     return pickle.loads(content[key])  # noqa: S301  judged above
-
-
-def _in_order(places: list[str]) -> list[str]:
-    def rank(place: str) -> tuple[int, str]:
-        return next((number for number, word in enumerate(_FIRST) if word in place), len(_FIRST)), place
-
-    return sorted(places, key=rank)
 
 
 def _referred(before: Mapping[str, str], after: Mapping[str, str]) -> list[tuple[Key, Key]]:

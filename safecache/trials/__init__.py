@@ -18,7 +18,7 @@ import wrapt
 from safecache import compiles
 from safecache.errors import SafecacheError
 from safecache.patching.hook import hook
-from safecache.places.refs import Ref
+from safecache.places.refs import ARTIFACT, Ref
 from safecache.ports import Admitted, Use
 from safecache.reporting import events, report
 from safecache.reporting.kinds import Kind, Reason
@@ -191,7 +191,7 @@ def _against(cache: _Cache, names: list[str], blame: Blame, reason: Reason, bega
             where = f" in {os.path.dirname(moved[0])}" if moved else " where possible; what stays is not used"
             graph = f"cached graph {os.path.join(cache.root, names[0])}"
             remedy = f"Quarantined it{rest}{where}. Recompiling. Help: safecache ls --crashed"
-            if strikes.is_artifact(names[0]):
+            if ARTIFACT.fullmatch(names[0]):
                 graph = "a graph compiled ahead of time"
                 remedy = "It is refused until it is compiled again. Help: safecache ls --crashed"
             events.report(reason, f"{graph} did not survive its first run", why=what, cause=CAUSE, remedy=remedy)
@@ -199,7 +199,7 @@ def _against(cache: _Cache, names: list[str], blame: Blame, reason: Reason, bega
 
 def refusal(ref: Ref, name: str, *, is_lower: bool = False) -> Refusal | None:
     """As LoadGuard.refusal(): against a file that lies in a tier below the cache, only its own crashes speak."""
-    if strikes.is_artifact(name):
+    if ARTIFACT.fullmatch(name):
         [(kind, key, name)] = strikes.keys_of([name])
         ref = Ref(kind, key, ref.root)
     elif ref.kind is Kind.KERNEL:

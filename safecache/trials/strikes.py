@@ -36,7 +36,6 @@ __all__ = [
     "add",
     "clear",
     "forget",
-    "is_artifact",
     "keys_of",
     "read",
 ]
@@ -69,11 +68,6 @@ class Strikes(NamedTuple):
 
 
 NONE = Strikes({}, {})
-
-
-def is_artifact(name: str) -> bool:
-    """Whether refs.name_artifact() has made that name."""
-    return ARTIFACT.fullmatch(name) is not None
 
 
 def keys_of(names: Iterable[str]) -> list[tuple[Kind, str, str]]:
