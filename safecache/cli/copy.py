@@ -11,35 +11,35 @@ from contextlib import contextmanager
 from functools import partial
 
 from safecache.cli import EXIT_FINDINGS, UsageError, view
-from safecache.cli.arguments import add_json, of, require_zstandard
-from safecache.cli.view import View
+from safecache.cli.view import View, add_json, make_type, require_zstandard
 from safecache.errors import ConfigError, PackRefusedError, RegistryError, SafecacheError
 from safecache.packs import archive
 from safecache.places import layout
 from safecache.remote.client import Unavailable
 from safecache.settings import config
-from safecache.settings.settings import PACK, REMOTES, without_password
+from safecache.settings.settings import PACK, REMOTES, is_pack, without_password
 from safecache.settings.units import SIZES, parse_size, write_size
 from safecache.store import entry_files
 from safecache.tiers import levels
 from safecache.upkeep import copies, packing
-from safecache.upkeep.copies import Caches, Fate, Source, Step, Summary, Tell
-from safecache.upkeep.remote_contents import Remote
+from safecache.upkeep.copies import Caches, Fate, Remote, Source, Step, Summary, Tell
 
-__all__ = ["add", "run", "translate"]
+__all__ = ["add_copy", "add_diff", "run_copy", "run_diff", "translate"]
 
 _HERE = "here"
 _REGISTRY = "oci://"
 _MOST = "50G"
 
 
-def add(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of one of these commands."""
-    if parser.get_default("command") == "diff":
-        for name in ("A", "B"):
-            parser.add_argument(name, help=f"a cache directory, or a pack (NAME{PACK})")
-        add_json(parser)
-        return
+def add_diff(parser: argparse.ArgumentParser) -> None:
+    """Add its arguments."""
+    for name in ("A", "B"):
+        parser.add_argument(name, help=f"a cache directory, or a pack (NAME{PACK})")
+    add_json(parser)
+
+
+def add_copy(parser: argparse.ArgumentParser) -> None:
+    """Add its arguments."""
     text = (
         f"a cache directory, a pack (NAME{PACK}), the URL of a remote cache, {_REGISTRY}REGISTRY/REPOSITORY:TAG, or "
         f"{_HERE!r}, the caches of this environment; the last is the destination, and alone it is that of {_HERE!r}"
@@ -48,7 +48,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--again", action="store_true", help="also what is there already, in place of that")
     group = parser.add_argument_group(f"with {_REGISTRY}")
     text = f"of the pack (default {_MOST})"
-    group.add_argument("--max-size", type=of(parse_size, SIZES), default=_MOST, metavar="SIZE", help=text)
+    group.add_argument("--max-size", type=make_type(parse_size, SIZES), default=_MOST, metavar="SIZE", help=text)
     text = "use a registry without TLS, or whose certificate nobody vouches for"
     group.add_argument("--plain-http", action="store_true", help=text)
     add_json(parser)
@@ -83,18 +83,16 @@ def translate(command: str, words: Sequence[str]) -> list[str]:
         places.append(known.output or "")
     else:
         places += [known.output] if known.output else [] if len(places) > 1 else [_HERE]
-    if command in ("pack", "merge") and not config.is_pack(places[-1]):
+    if command in ("pack", "merge") and not is_pack(places[-1]):
         parser.error(f"-o: the name of a pack ends in {PACK}, by which it is known")
     return [*(places if len(places) > 1 else [_HERE, *places]), *others, "--max-size", known.max_size]
 
 
-def run(arguments: argparse.Namespace) -> View:
-    """Copy, or compare; 1 if anything was refused, has failed or differs. Raises SafecacheError or OSError."""
-    if arguments.command == "diff":
-        return _diff(arguments.A, arguments.B)
+def run_copy(arguments: argparse.Namespace) -> View:
+    """Copy; 1 if anything was refused, or has failed. Raises SafecacheError or OSError."""
     *sources, to = arguments.places
     sources = [each for place in sources or [_HERE] for each in (_caches_here() if place == _HERE else [place])]
-    if any(config.is_pack(place) or place.startswith(_REGISTRY) for place in arguments.places):
+    if any(is_pack(place) or place.startswith(_REGISTRY) for place in arguments.places):
         require_zstandard()
     if to.startswith(_REGISTRY):
         return _push(arguments, to, sources)
@@ -104,8 +102,8 @@ def run(arguments: argparse.Namespace) -> View:
         return _pull(arguments, sources[0], to)
     try:
         with _progress() as tell:
-            found: list[Source] = [packing.open_source(place) for place in ([] if config.is_pack(to) else sources)]
-            if config.is_pack(to):
+            found: list[Source] = [packing.open_source(place) for place in ([] if is_pack(to) else sources)]
+            if is_pack(to):
                 summary = packing.pack(sources, to, tell)
             else:
                 destination = Remote.locate(to) if config.is_url(to) else Caches.locate(None if to == _HERE else to)
@@ -117,17 +115,17 @@ def run(arguments: argparse.Namespace) -> View:
     return _view(without_password(to), summary, elsewhere)
 
 
-def _diff(one: str, other: str) -> View:
-    """What differs between two packs or caches."""
+def run_diff(arguments: argparse.Namespace) -> View:
+    """What differs between two packs or caches; 1 if anything does. Raises SafecacheError or OSError."""
     require_zstandard()
-    lines, rows = [], []
-    for name, first, second, both in packing.compared(one, other):
-        rows.append({"name": name, "a": first, "b": second, "differ": both})
-        words = (("only in A", first), ("only in B", second), ("differ", both))
+    found, lines = list(packing.compare(arguments.A, arguments.B)), []
+    for each in found:
+        words = (("only in A", each.a), ("only in B", each.b), ("differ", each.differ))
         said = "; ".join(f"{word}: {', '.join(names)}" for word, names in words if names)
-        lines.append(f"{name}: {said}")
-    data = {"a": one, "b": other, "differences": rows}
-    return View(data, lines or [f"{one} and {other} hold the same."], EXIT_FINDINGS if rows else 0)
+        lines.append(f"{each.name}: {said}")
+    data = {"a": arguments.A, "b": arguments.B, "differences": [each._asdict() for each in found]}
+    same = f"{arguments.A} and {arguments.B} hold the same."
+    return View(data, lines or [same], EXIT_FINDINGS if found else 0)
 
 
 def _caches_here() -> list[str]:
@@ -143,7 +141,7 @@ def _push(arguments: argparse.Namespace, place: str, sources: list[str]) -> View
     to = oci.parse_reference(place)
     with tempfile.TemporaryDirectory() as directory:
         path, problems = next(iter(sources), ""), list[Step]()
-        if len(sources) != 1 or not config.is_pack(path):
+        if len(sources) != 1 or not is_pack(path):
             path = os.path.join(directory, oci.FILE)
             with _progress() as tell:
                 problems = packing.pack(sources, path, tell).problems
@@ -165,9 +163,10 @@ def _pull(arguments: argparse.Namespace, place: str, to: str) -> View:
         size = os.path.getsize(path)
         try:
             archive.opened(path)
-            if not config.is_pack(to):
+            if not is_pack(to):
+                caches = Caches.locate(None if to == _HERE else to)
                 with _progress() as tell:
-                    return _view(str(found), packing.unpack(path, Caches.locate(None if to == _HERE else to), tell))
+                    return _view(str(found), copies.copy([packing.open_source(path)], caches, tell))
         except PackRefusedError as error:
             raise PackRefusedError(f"{reference} is refused: {error}") from error
         with open(path, "rb") as file:

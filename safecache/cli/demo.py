@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import pickle
 import shutil
@@ -16,11 +15,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from safecache.cli import view
-from safecache.cli.arguments import add_json
-from safecache.cli.view import Heading, Table, View
+from safecache.cli.view import Heading, Table, View, add_json
 from safecache.settings import children, config
 
-__all__ = ["ENTRY_FOLDERS", "Cache", "Outcome", "add", "environment_with_safecache", "places", "run"]
+__all__ = ["ENTRY_FOLDERS", "Cache", "Outcome", "add_demo", "environment_with_safecache", "places", "run_demo"]
 
 _SCRIPT = Path(__file__).with_name("workload.py")
 _LIMIT_SECONDS = 900
@@ -167,55 +165,12 @@ def _bit_flip(cache: Cache) -> tuple[str, bool]:
 
 
 def _unpicklable_launcher(cache: Cache) -> tuple[str, bool]:
-    _remove_entries(cache)
+    for folder in ENTRY_FOLDERS:
+        shutil.rmtree(cache.directory / folder)
     outcome = cache.run("--launcher", "--strict-autograd-cache")
     named = "entry.runtime_metadata.launchers[0]" in outcome.stderr
     text = ", warned of entry.runtime_metadata.launchers[0]" if named else ""
     return _outcome(outcome) + text, _correct(outcome) and named
-
-
-def _full_disk(cache: Cache) -> tuple[str, bool]:
-    _remove_entries(cache)
-    cache.run("--strict-autograd-cache")  # compiles the kernels, as this fault is only about entries
-    _remove_entries(cache)
-    with _filled(cache.directory):
-        outcome = cache.run("--strict-autograd-cache")
-    warned = outcome.stderr.count("No space left on device")
-    return f"{_outcome(outcome)}, {warned} warning{'s' * (warned != 1)}", _correct(outcome) and warned == 1
-
-
-def _remove_entries(cache: Cache) -> None:
-    for folder in ENTRY_FOLDERS:
-        shutil.rmtree(cache.directory / folder)
-
-
-@contextlib.contextmanager
-def _filled(directory: Path) -> Iterator[None]:
-    """``directory`` on a file system without a free byte."""
-    aside = directory.with_name("aside")
-    shutil.copytree(directory, aside)
-    size = sum(path.stat().st_size + 8192 for path in aside.rglob("*")) + (1 << 20)
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(directory)], check=True)
-    try:
-        shutil.copytree(aside, directory, dirs_exist_ok=True)
-        with contextlib.suppress(OSError), (directory / "filler").open("wb", buffering=0) as file:
-            while True:
-                file.write(bytes(4096))
-        yield
-    finally:
-        subprocess.run(["umount", str(directory)], check=True)
-
-
-def _can_mount() -> bool:
-    with tempfile.TemporaryDirectory() as directory:
-        command = ["mount", "-t", "tmpfs", "-o", "size=4k", "tmpfs", directory]
-        try:
-            if subprocess.run(command, capture_output=True).returncode != 0:
-                return False
-        except OSError:
-            return False
-        subprocess.run(["umount", directory], check=True)
-    return True
 
 
 # These two fill the caches; each of the others starts from a copy of them.
@@ -225,34 +180,30 @@ _FAULTS: tuple[tuple[str, Scene], ...] = (
     ("entry truncated; two runs", _truncated),
     ("one bit of an entry flipped", _bit_flip),
     ("launcher that does not pickle, torch strict", _unpicklable_launcher),
-    ("disk full, torch strict", _full_disk),
 )
 
 
-def add(parser: argparse.ArgumentParser) -> None:
+def add_demo(parser: argparse.ArgumentParser) -> None:
     """Add its arguments."""
     add_json(parser)
 
 
-def run(arguments: argparse.Namespace) -> View:  # noqa: ARG001
+def run_demo(arguments: argparse.Namespace) -> View:  # noqa: ARG001
     """Run every scenario with stock torch and with safecache; 0 if safecache kept every promise."""
-    faults = _FAULTS if _can_mount() else _FAULTS[:-1]
     with tempfile.TemporaryDirectory(prefix="safecache-demo-") as name:
         base = Path(name)
         stock, ours = Cache(base / "stock", stock=True), Cache(base / "safecache", stock=False)
         for cache in (stock, ours):
             cache.directory.mkdir(parents=True)
-        rows = list(_play(stock, ours, base, faults))
+        rows = list(_play(stock, ours, base))
     headings = [Heading(name, folds=True) for name in ("scenario", "stock torch", "with safecache", "")]
     cells = [(*row[:3], "ok" if row.fine else "FAILED") for row in rows]
     text: list[str | Table] = ["The same work, the same faults:", Table(headings, cells, {"FAILED": "red"})]
-    if faults is not _FAULTS:
-        text.append("The full disk was left out: it needs the right to mount a tmpfs.")
     return View([row._asdict() for row in rows], text, 0 if all(row.fine for row in rows) else 1)
 
 
-def _play(stock: Cache, ours: Cache, base: Path, faults: tuple[tuple[str, Scene], ...]) -> Iterator[Row]:
-    steps = [(scenario, scene, cache) for scenario, scene in (*_FIRST, *faults) for cache in (stock, ours)]
+def _play(stock: Cache, ours: Cache, base: Path) -> Iterator[Row]:
+    steps = [(scenario, scene, cache) for scenario, scene in (*_FIRST, *_FAULTS) for cache in (stock, ours)]
     start = time.monotonic()
     texts: list[str] = []
     with view.progress(total=len(steps)) as (bar, task):
@@ -262,7 +213,7 @@ def _play(stock: Cache, ours: Cache, base: Path, faults: tuple[tuple[str, Scene]
             if bar.disable:
                 passed = f"{time.monotonic() - start:.0f} s"
                 print(f"step {number} of {len(steps)}, after {passed}: {described}", file=sys.stderr, flush=True)
-            if scene in dict(faults).values():
+            if scene in dict(_FAULTS).values():
                 cache = cache.copy(base / f"{cache.base.name}-{scene.__name__}")
             text, fine = scene(cache)
             texts.append(text)

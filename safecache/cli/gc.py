@@ -1,7 +1,4 @@
-"""``safecache gc`` brings caches within their limits, as publishing does automatically; ``--all`` empties them.
-
-A remote cache is brought within those alone that are given here: what others keep there is not this host's to choose.
-"""
+"""``safecache gc``, ``quarantine`` and ``forget``: what goes from a cache, or has gone, and what is tried again."""
 
 from __future__ import annotations
 
@@ -14,26 +11,60 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from safecache.cli import UsageError
-from safecache.cli.arguments import add_directories, add_json, add_remote, number, of, remote_of
-from safecache.cli.view import View
-from safecache.errors import SafecacheError
-from safecache.remote.client import Unavailable
+from safecache.cli.view import (
+    DIRECTORY_HELP,
+    Complaint,
+    Heading,
+    Table,
+    View,
+    add_directories,
+    add_json,
+    add_places,
+    add_remote,
+    find_caches,
+    list_remote,
+    make_type,
+    number,
+)
+from safecache.errors import EntryRefusedError, SafecacheError
+from safecache.isolation import crashes
+from safecache.places import layout
 from safecache.settings import config, units
 from safecache.settings.units import write_size
 from safecache.store.groups import Group
 from safecache.tiers import levels
-from safecache.upkeep import eviction, remote_contents
+from safecache.trials import strikes
+from safecache.upkeep import audit, copies, eviction
+from safecache.upkeep.audit import Quarantined
 from safecache.upkeep.eviction import Limits, Sweep
-from safecache.upkeep.remote_contents import Removal
 
-__all__ = ["add", "run"]
+__all__ = [
+    "add_forget",
+    "add_gc",
+    "add_quarantine",
+    "crash_rows",
+    "run_forget",
+    "run_gc",
+    "run_quarantine",
+    "view_crashes",
+]
 
 _NOTHING = Limits(size=-1)
+_ITEM_HELP = "as `safecache quarantine` shows it, or the beginning of it that no other has"
+# Letters of a hash.
+_SHOWN = 16
+_HEADINGS = (
+    Heading("item"),
+    Heading("time"),
+    Heading("size", right=True),
+    Heading("reason", folds=True),
+    Heading("from", folds=True),
+)
 
 
-def add(parser: argparse.ArgumentParser) -> None:
+def add_gc(parser: argparse.ArgumentParser) -> None:
     """Add its arguments."""
-    of_size, of_age = of(units.parse_size, units.SIZES), of(units.parse_age, units.AGES)
+    of_size, of_age = make_type(units.parse_size, units.SIZES), make_type(units.parse_age, units.AGES)
     parser.add_argument("--max-bytes", type=of_size, metavar="10G", help="in place of SAFECACHE_LIMITS=bytes=…")
     parser.add_argument("--max-files", type=number, metavar="N", help="likewise, files=…")
     parser.add_argument("--max-age", type=of_age, metavar="30d", help="likewise, age=…")
@@ -46,7 +77,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     add_json(parser)
 
 
-def run(arguments: argparse.Namespace) -> View:
+def run_gc(arguments: argparse.Namespace) -> View:
     """Sweep each directory; 1 if one still exceeds a limit, or is not clean. Raises SafecacheError or OSError."""
     if arguments.quiet:
         os.nice(19)
@@ -68,30 +99,30 @@ def run(arguments: argparse.Namespace) -> View:
 
 
 def _sweep_remote(arguments: argparse.Namespace) -> View:
-    """1 if something could not be removed."""
+    """1 if something could not be removed.
+
+    The limits are those alone that are given here: what others keep there is not this host's to choose.
+    """
     if arguments.max_files or not (arguments.max_bytes or arguments.max_age):
         raise UsageError("--remote takes --max-bytes, --max-age or both, and nothing else")
-    remote = remote_of(arguments)
-    try:
-        held = remote_contents.listed(remote)
-    except Unavailable:
-        raise SafecacheError(f"{remote.shown} cannot be listed") from None
+    remote, held = list_remote(arguments)
     if any(each.stored.modified is None for each in held):
         text = (
             "does not tell when something was written, and expires by itself: ttl in SAFECACHE_TIERS, maxmemory-policy"
         )
         raise SafecacheError(f"{remote.shown} {text}")
-    going = remote_contents.chosen(held, time.time(), arguments.max_bytes, arguments.max_age)
-    done = Removal(going, []) if arguments.dry_run else remote_contents.remove(remote, going)
-    gone, failed, all_held = (
-        {"groups": len(those), "bytes": remote_contents.sizes(those)} for those in (done.removed, done.failed, held)
+    going = copies.choose_oldest(held, time.time(), arguments.max_bytes, arguments.max_age)
+    stuck = [] if arguments.dry_run else copies.remove_held(remote, going)
+    chosen, failed, all_held = (
+        {"groups": len(those), "bytes": copies.sum_sizes(those)} for those in (going, stuck, held)
     )
+    gone = {what: number - failed[what] for what, number in chosen.items()}
     left = {what: number - gone[what] for what, number in all_held.items()}
     parts = [f"{each['groups']} groups, {write_size(each['bytes'])}" for each in (gone, failed, left)]
     lines = [f"{remote.shown}: {parts[0]} removed; {parts[2]} are there now"]
-    lines += [f"  {parts[1]} could not be removed"] if done.failed else []
+    lines += [f"  {parts[1]} could not be removed"] if stuck else []
     data = {"remote": remote.shown, "removed": gone, "failed": failed, "left": left}
-    return View(data, lines, int(bool(done.failed)))
+    return View(data, lines, int(bool(stuck)))
 
 
 def _sweep(arguments: argparse.Namespace, limits: Limits, *, heed_jobs: bool = True) -> View:
@@ -141,3 +172,150 @@ def _lines(directory: str, report: dict[str, Any]) -> Iterator[str]:
 
 def _words(sums: dict[str, Any]) -> str:
     return f"{sums['groups']} groups, {sums['files']} files, {write_size(sums['bytes'])}"
+
+
+def add_forget(parser: argparse.ArgumentParser) -> None:
+    """Add its arguments."""
+    which = parser.add_mutually_exclusive_group(required=True)
+    text = "as `safecache ls --crashed` shows it, or more of it"
+    which.add_argument("hash", nargs="?", metavar="HASH", help=text)
+    which.add_argument("--all", action="store_true", help="all, and what crashed in its first run")
+    parser.add_argument("--in", dest="directories", action="append", metavar="DIR", help=DIRECTORY_HELP)
+
+
+def add_quarantine(parser: argparse.ArgumentParser) -> None:
+    """Add its arguments, and its actions."""
+    add_places(parser)
+    actions = parser.add_subparsers(dest="action", metavar="ACTION")
+    add_places(actions.add_parser("list", help="what there is, from where and why; the default"), again=True)
+    for action, help in (("show", "what it is, and if a load would take it now"), ("restore", "put it back, if so")):
+        of_one = actions.add_parser(action, help=help)
+        of_one.add_argument("items", nargs=1, metavar="ITEM", help=_ITEM_HELP)
+        add_places(of_one, again=True)
+    rm = actions.add_parser("rm", help="remove it")
+    which = rm.add_mutually_exclusive_group(required=True)
+    which.add_argument("items", nargs="*", default=[], metavar="ITEM", help=_ITEM_HELP)
+    which.add_argument("--all", action="store_true", help="all of it")
+    add_places(rm, again=True)
+
+
+def run_quarantine(arguments: argparse.Namespace) -> View:
+    """List it, or act on items; 1 if an item could not be removed. Raises SafecacheError or OSError."""
+    found = audit.list_quarantined(find_caches(arguments))
+    if arguments.action in (None, "list"):
+        rows = [(each.name, each.time, write_size(each.size), each.reason, each.origin) for each in found]
+        table = [Table(_HEADINGS, [[cell or "-" for cell in row] for row in rows])] if found else []
+        total = f"{len(found)} in quarantine, {write_size(sum(item.size for item in found))}"
+        return View({"items": [_report_item(item) for item in found]}, [*table, total])
+    if arguments.action == "rm":
+        return _remove(found if arguments.all else [_find(name, found) for name in arguments.items])
+    item = _find(arguments.items[0], found)
+    return _show(item) if arguments.action == "show" else _restore(item)
+
+
+def _find(name: str, found: list[Quarantined]) -> Quarantined:
+    """Find the item of this name. Raises SafecacheError if the name is unknown or ambiguous."""
+    matching = [item for item in found if item.name == name] or [item for item in found if item.name.startswith(name)]
+    if len(matching) != 1:
+        several = ", ".join(item.path for item in matching)
+        raise SafecacheError(
+            f"{name}: {f'{len(matching)} are called so: {several}' if matching else 'nothing is called so'}"
+        )
+    return matching[0]
+
+
+def _report_item(item: Quarantined) -> dict[str, Any]:
+    return {
+        "item": item.name,
+        "path": item.path,
+        "from": item.origin,
+        "reason": item.reason,
+        "time": item.time,
+        "files": item.files,
+        "bytes": item.size,
+    }
+
+
+def _show(item: Quarantined) -> View:
+    objection, report = audit.find_objection(item), _report_item(item)
+    lines = [f"{name + ':':<8}{value if value != '' else 'not known'}" for name, value in report.items()]
+    would = f"It would be refused again: {objection}" if objection else "It would be taken now: `restore` puts it back"
+    return View(report | {"refused": objection}, [*lines, f"{would}."])
+
+
+def _restore(item: Quarantined) -> View:
+    try:
+        path = audit.restore_quarantined(item)
+    except FileExistsError:
+        raise EntryRefusedError(f"{item.name} is not restored: where it lay, something lies again") from None
+    return View({"item": item.name, "restored": path}, [f"{item.name} is back: {path}"])
+
+
+def _remove(items: list[Quarantined]) -> View:
+    left = [item for item in items if not audit.remove_quarantined(item)]
+    gone = [item for item in items if item not in left]
+    size = sum(item.size for item in gone)
+    data = {"removed": [item.name for item in gone], "bytes": size, "left": [item.name for item in left]}
+    complaints = [Complaint(f"left {item.path}: it cannot be removed") for item in left]
+    return View(data, [f"{len(gone)} removed, {write_size(size)}", *complaints], int(bool(left)))
+
+
+def run_forget(arguments: argparse.Namespace) -> View:
+    """Forget crashes. Raises SafecacheError or OSError."""
+    roots = list(_roots(find_caches(arguments)))
+    found = [(root, hash) for root in roots for hash in crashes.hashes(root) if hash.startswith(arguments.hash or "")]
+    forgotten = sum(int(crashes.forget(root, hash)) for root, hash in found)
+    if arguments.hash is None:
+        forgotten += sum(strikes.forget(root) for root in roots)
+    elif not forgotten:
+        raise SafecacheError(f"no kernel of the hash {arguments.hash} is skipped")
+    return View(None, [f"{forgotten} forgotten"])
+
+
+def _roots(caches: Iterable[str]) -> Iterator[str]:
+    for directory in caches:
+        os.scandir(directory).close()
+        yield from layout.triton_caches(directory)
+
+
+def view_crashes(caches: Iterable[str]) -> View:
+    """What has crashed in these caches. Raises OSError."""
+    roots = list(_roots(caches))
+    found = [row for root in roots for row in crash_rows(root)]
+    first_runs = list(audit.list_struck(roots))
+    lines = []
+    for row in found:
+        state = "skipped" if row["skipped"] else "compiled again"
+        lines.append(f"{row['hash'][:_SHOWN]} {row['time']} {row['kernel']} {row['stage']}: {row['ended']} ({state})")
+        lines += [f"  {row['report']}"] if row["report"] else []
+    for each in first_runs:
+        lines.append(f"{each.hash[:_SHOWN]} {units.write_time(each.moment)} first run of {each.what} ({each.state})")
+    rows = [each._asdict() | {"moment": units.write_time(each.moment), "state": each.state} for each in first_runs]
+    return View({"crashed": found, "first_runs": rows}, lines)
+
+
+def crash_rows(root: str) -> Iterator[dict[str, Any]]:
+    """What has crashed Triton's compiler, by its reports and by what is skipped for it."""
+    notes = dict(crashes.listed(root))
+    for path, summary in crashes.list_reports(root).items():
+        note = notes.pop(str(summary.get("hash")), None)
+        ended = summary.get("ended")
+        yield {
+            "hash": str(summary.get("hash")),
+            "time": str(summary.get("time")),
+            "kernel": str(summary.get("kernel")),
+            "stage": str(summary.get("stage")),
+            "ended": str(ended.get("words")) if isinstance(ended, dict) else "",
+            "skipped": note is not None,
+            "report": path,
+        }
+    for hash, note in notes.items():
+        yield {
+            "hash": hash,
+            "time": units.write_time(note.moment),
+            "kernel": note.kernel,
+            "stage": note.crash.stage,
+            "ended": note.crash.words,
+            "skipped": True,
+            "report": None,
+        }

@@ -1,4 +1,4 @@
-"""``safecache keys``: what is sealed with and trusted; make, trust and revoke keys."""
+"""``safecache keys``, ``adopt``, ``sign`` and ``verify``: keys, and what is sealed with them."""
 
 from __future__ import annotations
 
@@ -6,18 +6,23 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from safecache.cli import UsageError
-from safecache.cli.arguments import add_json
-from safecache.cli.view import Heading, Table, View
-from safecache.errors import KeyringError
-from safecache.settings import config, timestamps
+from safecache.cli import UsageError, view
+from safecache.cli.view import DIRECTORY_HELP, Heading, Table, View, add_json
+from safecache.errors import EntryRefusedError, KeyringError
+from safecache.places import layout
+from safecache.places.layout import CodeFile, Location
+from safecache.ports import Published, observe
+from safecache.settings import config, units
 from safecache.signing import key_changes, key_files, keyring, keys
 from safecache.signing.keys import ANY_NAMESPACE, Key
+from safecache.tiers import levels
+from safecache.upkeep import limits
+from safecache.upkeep.audit import Resealing, adopt, audit, countersign
 
-__all__ = ["add", "run"]
+__all__ = ["add_adopt", "add_keys", "add_sign", "add_verify", "run_adopt", "run_keys", "run_sign", "run_verify"]
 
 _DATES = ("created", "expires", "revoked")
 _HEADINGS = ("id", "algorithm", "name", "seals", *_DATES, "namespaces")
@@ -26,7 +31,7 @@ _DAY = 86400
 _PATTERN_HELP = "the namespaces that it may supply, such as 'prod/*', where * stands for any letters, / too (default *)"
 
 
-def add(parser: argparse.ArgumentParser) -> None:
+def add_keys(parser: argparse.ArgumentParser) -> None:
     """Add its arguments, and its actions."""
     text = "print the public part of this key, by default of the one that seals, as openssl reads it (Ed25519)"
     parser.add_argument("--pem", nargs="?", const="", metavar="ID", help=text)
@@ -57,8 +62,8 @@ def add(parser: argparse.ArgumentParser) -> None:
 def _expiry(text: str) -> float:
     now = time.time()
     try:
-        end = now + int(text[:-1]) * _DAY if text.endswith("d") else timestamps.parse(text)
-        timestamps.write(end)
+        end = now + int(text[:-1]) * _DAY if text.endswith("d") else units.parse_time(text)
+        units.write_time(end)
     except (ValueError, OverflowError, OSError):
         raise argparse.ArgumentTypeError(f"{text!r} is neither a number of days (90d) nor a date of RFC 3339") from None
     if end <= now:
@@ -66,7 +71,7 @@ def _expiry(text: str) -> float:
     return end
 
 
-def run(arguments: argparse.Namespace) -> View:
+def run_keys(arguments: argparse.Namespace) -> View:
     """Run one of its actions. Raises SafecacheError or OSError."""
     act: Callable[[argparse.Namespace], View] = arguments.act
     return act(arguments)
@@ -146,7 +151,7 @@ def _row(key: Key) -> dict[str, Any]:
         "name": key.name,
         "can_seal": key.can_seal and key.objection(time.time()) is None,
         "state": _state(key),
-        **{name: None if moment is None else timestamps.write(moment) for name, moment in times.items()},
+        **{name: None if moment is None else units.write_time(moment) for name, moment in times.items()},
         "revoked_reason": key.why_revoked,
         "namespaces": list(key.namespaces),
     }
@@ -162,3 +167,75 @@ def _cells(row: dict[str, Any]) -> list[str]:
     days = ((row[name] or "")[: len("2000-01-01")] for name in _DATES)
     cells = (row["id"], row["algorithm"], row["name"], seals, *days, " ".join(row["namespaces"]))
     return [cell or "-" for cell in cells]
+
+
+def add_adopt(parser: argparse.ArgumentParser) -> None:
+    """Add its arguments."""
+    what = "the cache directory, such as $TORCHINDUCTOR_CACHE_DIR, or a package (.pt2)"
+    parser.add_argument("directory", metavar="DIR", help=what)
+    add_json(parser)
+
+
+def add_sign(parser: argparse.ArgumentParser) -> None:
+    """Add its arguments."""
+    parser.add_argument("paths", nargs="+", metavar="FILE", help="a cache directory, or an entry in one")
+    add_json(parser)
+
+
+def add_verify(parser: argparse.ArgumentParser) -> None:
+    """Add its arguments."""
+    parser.add_argument("paths", nargs="*", metavar="FILE", help=f"an entry, or {DIRECTORY_HELP}")
+    add_json(parser)
+
+
+def run_adopt(arguments: argparse.Namespace) -> View:
+    """Seal what lies there; 1 if an entry was skipped. Raises SafecacheError or OSError."""
+    observe(Published, limits.keep)
+    return _view_sealing(adopt(arguments.directory))
+
+
+def run_sign(arguments: argparse.Namespace) -> View:
+    """Seal what verifies; 1 if an entry was skipped. Raises SafecacheError or OSError."""
+    observe(Published, limits.keep)
+    return _view_sealing(countersign(*_find(arguments.paths)))
+
+
+def run_verify(arguments: argparse.Namespace) -> View:
+    """Judge it; 1 if something would be refused. Raises SafecacheError or OSError."""
+    locations, code = _find(arguments.paths or levels.existing_caches(config.child_environment()))
+    with view.progress(total=len(locations) + len(code), described="verifying") as (bar, task):
+        outcomes, refused = audit(locations, code, lambda: bar.advance(task))
+    counts = "".join(f", {count} {outcome}" for outcome, count in sorted(outcomes.items()))
+    lines = [f"{len(locations)} entries, {len(code)} files of code{counts}"]
+    lines += [f"refused {path}: {evidence} [{reason}]" for path, reason, evidence in refused]
+    data = {"entries": len(locations), "code": len(code), "outcomes": outcomes}
+    return View({**data, "refused": [each._asdict() for each in refused]}, lines, int(bool(refused)))
+
+
+def _find(paths: list[str]) -> tuple[list[Location], list[CodeFile]]:
+    """The entries and the files of code there. Raises as _locate() does.
+
+    All paths are checked before the first change, so that a mistyped one does not leave half of the work done.
+    """
+    locations = [location for path in paths for location in _locate(path)]
+    return locations, [file for path in paths if os.path.isdir(path) for file in layout.code(os.path.abspath(path))]
+
+
+def _locate(path: str) -> Iterator[Location]:
+    """The entries below ``path``, or the one there. Raises OSError, and EntryRefusedError for a file in no cache."""
+    if os.path.isdir(path):
+        os.scandir(path).close()
+        yield from layout.walk(path)
+        return
+    os.lstat(path)
+    location = layout.locate(path)
+    if location is None:
+        raise EntryRefusedError(f"{path} lies in no cache directory, so that its kind and cache key are not known")
+    yield location
+
+
+def _view_sealing(result: Resealing) -> View:
+    """What was sealed; 1 if an entry was skipped."""
+    lines = [f"{result.sealed} files sealed, {result.already_sealed} were sealed already."]
+    lines += [f"skipped {path}: {reason}" for path, reason in result.skipped]
+    return View(result._asdict(), lines, int(bool(result.skipped)))

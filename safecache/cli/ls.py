@@ -1,39 +1,43 @@
-"""``safecache ls``: what lies in caches, a line for each kernel, graph or library; or with ``--sum``, for each kind."""
+"""``safecache ls`` and ``show``: what lies in caches, a line for each kernel, graph or library, or all about one."""
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from safecache.cli import quarantine
-from safecache.cli.arguments import add_directories, add_json, add_remote, find_caches, number, remote_of
-from safecache.cli.view import Heading, Table, View
+from safecache import omitted
+from safecache.cli import gc
+from safecache.cli.view import (
+    Complaint,
+    Heading,
+    Table,
+    View,
+    add_directories,
+    add_json,
+    add_places,
+    add_remote,
+    find_caches,
+    list_remote,
+    number,
+)
 from safecache.errors import SafecacheError
-from safecache.files import parallel
-from safecache.remote.client import Client, Unavailable
-from safecache.reporting.kinds import Kind
-from safecache.settings import config, timestamps
+from safecache.files import opening, parallel
+from safecache.places.layout import CodeFile, Location
+from safecache.remote.client import Client
+from safecache.reporting.kinds import ENTRIES, Kind
+from safecache.settings import config, units
 from safecache.settings.units import write_age, write_size
 from safecache.signing import keyring
-from safecache.store.groups import KINDS
-from safecache.upkeep import catalogue, inventory, remote_contents
+from safecache.store.groups import KINDS, File, Group
+from safecache.upkeep import audit, catalogue, copies, inventory
 from safecache.upkeep.catalogue import Catalogue, Description, Item
-from safecache.upkeep.remote_contents import Held
+from safecache.upkeep.copies import Held
 
-__all__ = [
-    "USUAL",
-    "Row",
-    "add",
-    "cells",
-    "describe",
-    "report",
-    "run",
-    "signer_name",
-    "table",
-]
+__all__ = ["USUAL", "Row", "add_ls", "add_show", "cells", "describe", "run_ls", "run_show"]
 
 # What is in the way, or was there for something else, is listed only by its kind.
 USUAL = ("aot", "fx", "triton", "code", "autotune", "header")
@@ -46,6 +50,8 @@ _HEADINGS = (
     *(Heading(name, folds=True) for name in ("gpu", "built with", "seal")),
 )
 
+_SHOWN = {KINDS[word] for word in (*USUAL, "crash", "known-bad")}
+
 
 class Row(NamedTuple):
     """A group of files, and its description as read from them."""
@@ -54,7 +60,7 @@ class Row(NamedTuple):
     description: Description
 
 
-def add(parser: argparse.ArgumentParser) -> None:
+def add_ls(parser: argparse.ArgumentParser) -> None:
     """Add its arguments."""
     add_directories(parser)
     parser.add_argument("--sum", action="store_true", help="what they hold, by kind, and when it was used, instead")
@@ -70,12 +76,12 @@ def add(parser: argparse.ArgumentParser) -> None:
     add_json(parser)
 
 
-def run(arguments: argparse.Namespace) -> View:
+def run_ls(arguments: argparse.Namespace) -> View:
     """List it. Raises SafecacheError, or OSError for a directory that cannot be read."""
     if arguments.crashed:
-        return quarantine.view_crashes(find_caches(arguments))
+        return gc.view_crashes(find_caches(arguments))
     if arguments.remote is not None:
-        return _sum_remote(remote_of(arguments))
+        return _sum_remote(*list_remote(arguments))
     if arguments.sum:
         return _sum_caches(find_caches(arguments))
     words = arguments.kind or USUAL
@@ -86,8 +92,8 @@ def run(arguments: argparse.Namespace) -> View:
     files, size = found.other
     more = f", {len(rows)} of them shown" if len(rows) < total else ""
     return View(
-        {"entries": [report(row) for row in rows], "total": total, "other": {"files": files, "bytes": size}},
-        [*table(rows, found), f"{total} in all{more}; {files} other files, {write_size(size)}"],
+        {"entries": [_report_row(row) for row in rows], "total": total, "other": {"files": files, "bytes": size}},
+        [*_table(rows, found), f"{total} in all{more}; {files} other files, {write_size(size)}"],
     )
 
 
@@ -125,7 +131,7 @@ def describe(items: Sequence[Item], found: Catalogue) -> list[Row]:
     return [Row(item, said) for item, said in zip(items, descriptions, strict=True) if said is not None]
 
 
-def report(row: Row) -> dict[str, Any]:
+def _report_row(row: Row) -> dict[str, Any]:
     """The row as JSON data."""
     item, said = row
     return {
@@ -136,23 +142,23 @@ def report(row: Row) -> dict[str, Any]:
         "paths": item.group.paths,
         "files": len(item.group.all_files),
         "bytes": item.size,
-        "made": timestamps.write_stamp(item.made),
-        "used": timestamps.write_stamp(item.used),
+        "made": units.write_stamp(item.made),
+        "used": units.write_stamp(item.used),
         "gpu": said.gpu,
         "torch": said.torch,
         "triton": said.triton,
-        "signers": [{"id": signer, "name": signer_name(signer)} for signer in said.signers],
+        "signers": [{"id": signer, "name": _signer_name(signer)} for signer in said.signers],
         "states": dict(said.states),
     }
 
 
-def signer_name(key_id: str) -> str:
+def _signer_name(key_id: str) -> str:
     """The name of the trusted key with this id; "" if it has none or is not known."""
     key = keyring.current(tell=False).trusted.get(bytes.fromhex(key_id))
     return key.name if key is not None else ""
 
 
-def table(rows: Sequence[Row], found: Catalogue) -> list[Table]:
+def _table(rows: Sequence[Row], found: Catalogue) -> list[Table]:
     """A table of the rows, with unambiguous beginnings of keys; none if there are none."""
     short = _shortened({item.group.name for item in found.items})
     now = time.time()
@@ -167,7 +173,7 @@ def cells(row: Row, key: str, now: float) -> list[str]:
     state = ", ".join(f"{count} {state}" for state, count in sorted(said.states.items())) or "-"
     if len(said.states) == 1:
         (state,) = said.states
-    signers = " ".join(signer_name(signer) or signer[:8] for signer in said.signers)
+    signers = " ".join(_signer_name(signer) or signer[:8] for signer in said.signers)
     return [
         said.name or "-",
         key,
@@ -210,8 +216,8 @@ def _sum_cache(directory: str) -> dict[str, Any]:
                 "groups": len(groups),
                 "files": sum(len(group.all_files) for group in groups),
                 "bytes": sum(group.size for group in groups),
-                "oldest_use": timestamps.write_stamp(min(used)),
-                "newest_use": timestamps.write_stamp(max(used)),
+                "oldest_use": units.write_stamp(min(used)),
+                "newest_use": units.write_stamp(max(used)),
             }
     other = {"files": len(found.other), "bytes": sum(file.size for file in found.other)}
     total = {what: sum(row[what] for row in [*kinds.values(), other]) for what in ("files", "bytes")}
@@ -225,7 +231,7 @@ def _sum_table(rows: Iterable[tuple[str, dict[str, Any]]], names: tuple[str, ...
         if value is None:
             return ""
         if isinstance(value, str):
-            return f"{write_age(max(0.0, time.time() - timestamps.parse(value)))} ago"
+            return f"{write_age(max(0.0, time.time() - units.parse_time(value)))} ago"
         return write_size(value) if name == "bytes" else str(value)
 
     headings = ("size" if name == "bytes" else name.replace("_", " ") for name in names)
@@ -233,11 +239,7 @@ def _sum_table(rows: Iterable[tuple[str, dict[str, Any]]], names: tuple[str, ...
     return Table([Heading("kind"), *(Heading(name, right=True) for name in headings)], cells)
 
 
-def _sum_remote(remote: Client) -> View:
-    try:
-        held = remote_contents.listed(remote)
-    except Unavailable:
-        raise SafecacheError(f"{remote.shown} cannot be listed") from None
+def _sum_remote(remote: Client, held: list[Held]) -> View:
     by_kind = {kind.plural or kind.noun: [each for each in held if each.kind is kind] for kind in Kind}
     by_kind["other"] = [each for each in held if each.kind is None]
     kinds = {name: _sum_held(found) for name, found in by_kind.items() if found}
@@ -253,7 +255,167 @@ def _sum_held(held: list[Held]) -> dict[str, Any]:
     return {
         "groups": len(held),
         "of_this_build": sum(each.is_of_this_build for each in held),
-        "bytes": remote_contents.sizes(held),
-        "oldest": timestamps.write_stamp(min(written)) if written else None,
-        "newest": timestamps.write_stamp(max(written)) if written else None,
+        "bytes": copies.sum_sizes(held),
+        "oldest": units.write_stamp(min(written)) if written else None,
+        "newest": units.write_stamp(max(written)) if written else None,
     }
+
+
+def add_show(parser: argparse.ArgumentParser) -> None:
+    """Add its arguments."""
+    parser.add_argument(
+        "name", metavar="NAME|KEY|PATH", help="of a kernel or function; a key, or the beginning of it; or a file of it"
+    )
+    add_places(parser)
+
+
+def run_show(arguments: argparse.Namespace) -> View:
+    """Tell all about it; 1 if several match, or a load would refuse a file. Raises SafecacheError or OSError."""
+    found = catalogue.take(find_caches(arguments), _SHOWN)
+    rows = _matching(arguments.name, found)
+    if not rows:
+        raise SafecacheError(f"nothing is called {arguments.name} there")
+    if len({row.item.group.name for row in rows}) > 1:
+        several = Complaint(f"safecache show: {len(rows)} are called so: give the key of one")
+        return View({"matches": [_report_row(row) for row in rows]}, [*_table(rows, found), several], 1)
+    reports = [_report(row) for row in rows]
+    is_refused = any(file["refused"] for each in reports for file in each["contents"])
+    return View({"entries": reports}, itertools.chain.from_iterable(map(_text, reports)), int(is_refused))
+
+
+def _matching(text: str, found: Catalogue) -> list[Row]:
+    """The matches by path, by key or its beginning, or else by name, which requires reading all files."""
+    places = set[str]()
+    if os.sep in text:
+        path = os.path.abspath(text)
+        places = {path, os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))}
+    items = [
+        item for item in found.items if places & {*item.group.paths, *(file.path for file in item.group.all_files)}
+    ]
+    items = items or [item for item in found.items if item.group.name == text]
+    items = items or [item for item in found.items if text and item.group.name.startswith(text)]
+    if items or places:
+        return describe(items, found)
+    return [row for row in describe(found.items, found) if text in row.description.names]
+
+
+def _report(row: Row) -> dict[str, Any]:
+    group = row.item.group
+    options = catalogue.read(file.path for file in group.files).options if group.kind is Kind.KERNEL else ()
+    ring, now, own = keyring.current(tell=False), time.time(), config.current().namespace
+    keys = {signer: ring.find(bytes.fromhex(signer)) for signer in row.description.signers}
+    trusted = {each for each, key in keys.items() if key and key.objection(now) is None and key.allows(own)}
+    return _report_row(row) | {
+        "signers": [{"id": each, "name": _signer_name(each), "trusted": each in trusted} for each in keys],
+        "provenance": dict(row.description.provenance),
+        "options": dict(options),
+        "kernels": list(row.description.kernels),
+        "refers_to": [key for key in catalogue.keys(file.path for file in group.files) if key != group.name],
+        "contents": _contents(group),
+        "quarantined": list(_history(row.item)),
+    }
+
+
+def _contents(group: Group) -> list[dict[str, Any]]:
+    """Its files, without records and lock, with what a load would say of those that have a seal or a record."""
+    paths = {file.path for file in group.files if not os.path.basename(file.path).startswith(".")}
+    if group.kind in ENTRIES:
+        found = audit.audit([Location(path, group.kind, group.name) for path in paths], [])
+    elif group.kind is Kind.KERNEL:
+        found = audit.audit([], [CodeFile(path, group.root, Kind.KERNEL) for path in paths])
+    else:
+        is_code = group.kind in (Kind.NATIVE_CODE, Kind.HEADER)
+        paths = {path for path in paths if is_code and path.endswith((".so", ".o", ".gch"))}
+        found = audit.audit([], [CodeFile(path, group.root, Kind.NATIVE_CODE) for path in paths])
+    refused = {each.path: f"{each.evidence} [{each.reason}]" for each in found.refused}
+    return [
+        {
+            "path": file.path,
+            "bytes": file.size,
+            "sha256": _digest(file),
+            "verified": file.path in paths and file.path not in refused,
+            "refused": refused.get(file.path),
+        }
+        for file in group.files
+    ]
+
+
+def _digest(file: File) -> str | None:
+    """The SHA-256 in hex; None for what is not a regular file or cannot be read."""
+    try:
+        return opening.digest_regular(file.path, opening.check_regular, flags=os.O_NOFOLLOW).hex()
+    except (OSError, opening.UnusableEntry):
+        return None
+
+
+def _history(item: Item) -> Iterator[dict[str, str]]:
+    """What was quarantined from the item's place and is still in quarantine."""
+    for each in audit.list_quarantined([item.directory]):
+        folder, name = os.path.split(each.origin)
+        if os.path.basename(folder) == item.group.name or name.startswith(f"{item.group.name}."):
+            yield {"item": each.name, "time": each.time, "reason": each.reason}
+
+
+def _text(report: dict[str, Any]) -> Iterator[str | Table]:
+    for label, text in _lines(report):
+        if text:
+            yield f"{label + ':':<13}{text}"
+    rows = [
+        (
+            os.path.basename(file["path"]),
+            write_size(file["bytes"]),
+            "refused" if file["refused"] else "verified" if file["verified"] else "-",
+            file["sha256"] or "-",
+        )
+        for file in report["contents"]
+    ]
+    yield Table(_FILE_HEADINGS, rows)
+    for file in report["contents"]:
+        if file["refused"]:
+            yield f"refused {file['path']}: {file['refused']}"
+    for each in report["quarantined"]:
+        yield f"in quarantine: {each['item']}, {each['reason']}, {each['time']}"
+
+
+_FILE_HEADINGS = (
+    Heading("file", folds=True),
+    Heading("size", right=True),
+    Heading("now"),
+    Heading("sha256", folds=True),
+)
+
+
+def _lines(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    yield "name", report["name"]
+    yield "kind", KINDS[report["kind"]].plural
+    yield "key", report["key"]
+    yield "directory", report["directory"]
+    yield "made", report["made"]
+    yield "last used", report["used"]
+    yield "size", f"{write_size(report['bytes'])} in {report['files']} files, records included"
+    yield "gpu", report["gpu"]
+    yield "built with", ", ".join(f"{name} {value}" for name, value in report["provenance"].items() if name in _BUILD)
+    yield "options", ", ".join(f"{name} {value}" for name, value in report["options"].items())
+    yield "sealed", ", ".join(f"{count} {state}" for state, count in sorted(report["states"].items()))
+    for signer in report["signers"]:
+        trusted = "trusted here" if signer["trusted"] else "not trusted here"
+        yield "signer", " ".join(filter(None, (signer["id"], signer["name"], f"({trusted})")))
+    for name, value in report["provenance"].items():
+        if name not in (*_BUILD, "gpu", omitted.FIELD):
+            label, text = _FIELDS.get(name, (name, "{}"))
+            yield label, text.format(value) if value else ""
+    for refuses, text in omitted.described(report["provenance"]):
+        yield ("compared" if refuses else "noted"), text
+    yield "kernels", ", ".join(report["kernels"][1:] and report["kernels"])
+    yield "refers to", ", ".join(report["refers_to"])
+
+
+_BUILD = ("torch", "triton", "python", "safecache")
+# What a seal says besides, and what that means.
+_FIELDS = {
+    "machine": ("machine", "{}"),
+    "cpu": ("needs", "a CPU with {}"),
+    "adopted": ("adopted", "{}: a user has said that it is good, and not who made it"),
+    "countersigned": ("countersigned", "it was sealed by {} before"),
+    "function": ("function", "of the digest {}"),
+}

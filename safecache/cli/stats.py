@@ -1,35 +1,46 @@
-"""``safecache stats``: the lookups of all processes of a run by cache, outcome and reason, and what missed."""
+"""``safecache stats`` and ``explain``: what the processes of a run have looked up, what missed, and why."""
 
 from __future__ import annotations
 
 import argparse
 import os
+import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from safecache.cli.arguments import add_directories, add_json, find_caches
-from safecache.cli.view import Heading, Table, View
-from safecache.errors import SafecacheError
+from safecache._version import __version__
+from safecache.cli import ls
+from safecache.cli.view import DIRECTORY_HELP, Heading, Table, View, add_directories, add_json, find_caches
+from safecache.doctor import examine
+from safecache.errors import SafecacheError, printable
+from safecache.explain import explanations, key_records
+from safecache.explain.explanations import Explanation
+from safecache.explain.key_records import KeyRecord
 from safecache.history import Time, run_summary, time_label
 from safecache.history.run_summary import ALL, LABELS, LAST, OBSERVED, TIMES, Line, Process, Shared, Summary
 from safecache.places import layout
 from safecache.ports import Outcome
-from safecache.reporting import policy
+from safecache.reporting import events
 from safecache.reporting.kinds import LOOKED_UP, OF_FLIGHTS, OF_RECOMPILE_CHECK, OF_REMOTE, Count, Kind, Reason
-from safecache.settings import config, timestamps
+from safecache.settings import config, units
 from safecache.settings.units import write_size
 from safecache.store import entry_files
+from safecache.store.groups import KINDS
+from safecache.tiers import levels
+from safecache.upkeep import catalogue
 
-__all__ = ["add", "render_page", "run"]
+__all__ = ["add_explain", "add_stats", "render_page", "run_explain", "run_stats"]
 
 _MOST_PROCESSES = 64
 _MOST_SHARED = 20
 _MOST_OTHERS = 3
 _BAR = 20  # letters
+_MOST_MISSES = 100
+_MOST_ENTRIES = 10
 
 
-def add(parser: argparse.ArgumentParser) -> None:
+def add_stats(parser: argparse.ArgumentParser) -> None:
     """Add its arguments."""
     add_directories(parser)
     choice = f"the run: its id, {LAST} (the default) for the latest, or {ALL}"
@@ -40,9 +51,13 @@ def add(parser: argparse.ArgumentParser) -> None:
     add_json(what)
 
 
-def run(arguments: argparse.Namespace) -> View:
+def run_stats(arguments: argparse.Namespace) -> View:
     """Sum up a run, or write the page. Raises SafecacheError if the run has no journal, and OSError."""
-    directories = _places(arguments)
+    # A process has one journal, beside what Inductor compiles: of Triton's own directory that is in another.
+    triton = os.path.realpath(layout.triton_cache_dir(config.child_environment()))
+    if [os.path.realpath(name) for name in arguments.directories] == [triton]:
+        arguments.directories = []
+    directories = find_caches(arguments)
     lines = [line for directory in directories for line in run_summary.read(directory)]
     summary = run_summary.summarise(lines, arguments.run)
     if summary is None:
@@ -55,35 +70,6 @@ def run(arguments: argparse.Namespace) -> View:
     shared = list(run_summary.find_shared(lines, summary.run).values())
     others = [] if summary.run == ALL else sorted({line.run for line in lines} - {summary.run})
     return View(_report(summary, shared) | {"other_runs": others}, _text(summary, shared, others))
-
-
-def render_page(directories: Sequence[str], lines: Sequence[Line], summary: Summary) -> str:
-    """The page as HTML, of these caches and of what their journals say. Raises OSError."""
-    from safecache.cli import report  # which imports jinja2
-
-    shared = list(run_summary.find_shared(lines, summary.run).values())
-    said = {
-        "caches": {kind.cache: _lookups(kind, summary.lookups) for kind in LOOKED_UP},
-        "most_processes": _MOST_PROCESSES,
-        "spent": _seconds(summary, Time.SPENT),
-        "saved": _seconds(summary, Time.SAVED),
-        "flights": _flights(summary, shared),
-        "shared": shared[:_MOST_SHARED],
-        "recompiled": _recompiled(summary),
-        "remote": _remote(summary),
-    }
-    return report.render(directories, lines, summary, said)
-
-
-def _places(arguments: argparse.Namespace) -> list[str]:
-    """The caches whose journals are read: those that were named, or this environment's, and vLLM's below them.
-
-    A process has one journal, beside what Inductor compiles: of Triton's own directory that is in another.
-    """
-    triton = os.path.realpath(layout.triton_cache_dir(config.child_environment()))
-    if [os.path.realpath(name) for name in arguments.directories] == [triton]:
-        arguments.directories = []
-    return find_caches(arguments)
 
 
 def _report(summary: Summary, shared: list[Shared]) -> dict[str, Any]:
@@ -104,7 +90,7 @@ def _report(summary: Summary, shared: list[Shared]) -> dict[str, Any]:
         "remote": counted(OF_REMOTE),
         "by_process": [each._asdict() for each in summary.by_process],
         "effect": dict(zip(("verified", "refused", "seconds_spared"), _effect(summary), strict=True)),
-        "missed": [dict(line._asdict(), time=timestamps.write(line.time), counts=None) for line in summary.missed],
+        "missed": [dict(line._asdict(), time=units.write_time(line.time), counts=None) for line in summary.missed],
     }
 
 
@@ -113,7 +99,7 @@ def _effect(summary: Summary) -> tuple[int, int, float]:
     refused = 0
     for label, number in summary.lookups.items():
         _, outcome, reason = LABELS[label]
-        if outcome is Outcome.MISS and reason is not None and policy.decide(reason, strict=False).warn:
+        if outcome is Outcome.MISS and reason is not None and events.decide(reason, strict=False).warn:
             refused += number
     return summary.hits, refused, run_summary.seconds(summary.counts, Time.SAVED)
 
@@ -234,3 +220,190 @@ def _missed(lines: list[Line]) -> Table:
     rows = [(*texts, str(times), detail) for (*texts, detail), times in alike.items()]
     texts = (Heading("what"), Heading("name", folds=True), Heading("frame", folds=True), Heading("rank"))
     return Table([*texts, *_numbers("times"), Heading("detail", folds=True)], rows)
+
+
+def render_page(directories: Sequence[str], lines: Sequence[Line], summary: Summary) -> str:
+    """A page without scripts or external resources, of these caches and of what their journals say. Raises OSError.
+
+    Names and texts are untrusted: markup in them is escaped, control characters made visible.
+    """
+    from jinja2 import Environment, PackageLoader, StrictUndefined  # only a page needs it, and it takes long to import
+
+    environment = Environment(
+        loader=PackageLoader("safecache.cli", ""),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=lambda value: printable(value) if type(value) is str else value,
+    )
+    of_run = [line for line in lines if summary.run in (run_summary.ALL, line.run)]
+    shared = list(run_summary.find_shared(lines, summary.run).values())
+    return environment.get_template("report.html.j2").render(
+        version=__version__,
+        run=summary.run,
+        start=units.write_time(min(line.time for line in of_run)),
+        end=units.write_time(max(line.time for line in of_run)),
+        hosts=sorted({line.host for line in of_run}),
+        directories=directories,
+        processes=summary.by_process,
+        most_processes=_MOST_PROCESSES,
+        caches={kind.cache: _lookups(kind, summary.lookups) for kind in LOOKED_UP},
+        spent=_seconds(summary, Time.SPENT),
+        saved=_seconds(summary, Time.SAVED),
+        flights=_flights(summary, shared),
+        shared=shared[:_MOST_SHARED],
+        recompiled=_recompiled(summary),
+        remote=_remote(summary),
+        misses=_misses(summary.missed, directories),
+        most_misses=_MOST_MISSES,
+        **_entries(directories),
+        # Last, since it treats unusable settings as unset.
+        findings=[finding for finding in examine(import_torch=False) if finding.severity != "ok"],
+    )
+
+
+def _misses(lines: Iterable[Line], directories: Iterable[str]) -> list[dict[str, Any]]:
+    """The misses and bypasses, with equal ones merged, the most frequent first, and otherwise in order of time."""
+    levels.shared_cache(config.child_environment())
+    # How keys that missed differ from the nearest ones, as far as that is recorded.
+    rows = _of_caches(directories, "", None)
+    causes = {row["key"]: row["cause"] for row in rows if row["reason"] == Reason.KEY_DIFFERS.value}
+    alike: Counter[tuple[str, str, str, str]] = Counter()
+    ranks: dict[tuple[str, str, str, str], set[str]] = {}
+    for line in lines:
+        same = line.label, line.name or line.key, line.frame, line.detail or causes.get(line.key, "")
+        alike[same] += 1
+        ranks.setdefault(same, set()).add(line.rank)
+    found = []
+    for same, times in alike.most_common():
+        label, name, frame, detail = same
+        kind, outcome, reason = LABELS[label]
+        what = f"{outcome.value}: {reason.value}" if reason else outcome.value
+        row = {"cache": kind.cache, "name": name, "frame": frame, "what": what, "detail": detail, "times": times}
+        found.append({**row, "ranks": sorted(ranks[same] - {""})})
+    return found
+
+
+def _entries(directories: Sequence[str]) -> dict[str, Any]:
+    """The biggest entries, the least recently used, and the number of all entries with their size."""
+    found = catalogue.take(directories, {KINDS[word] for word in ls.USUAL})
+    by_size = sorted(found.items, key=lambda item: (-item.size, item.group.name))[:_MOST_ENTRIES]
+    by_use = sorted(found.items, key=lambda item: (item.used, item.group.name))[:_MOST_ENTRIES]
+    now = time.time()
+    biggest, oldest = (
+        [ls.cells(row, row.item.group.name, now) for row in ls.describe(items, found)] for items in (by_size, by_use)
+    )
+    size = write_size(sum(item.size for item in found.items))
+    return {"biggest": biggest, "oldest": oldest, "entries": len(found.items), "size": size}
+
+
+def add_explain(parser: argparse.ArgumentParser) -> None:
+    """Add its arguments."""
+    parser.add_argument(
+        "what", nargs="?", metavar="NAME|KEY", help="of a function or kernel, or of a key: a part will do"
+    )
+    parser.add_argument("--dir", dest="directories", action="append", metavar="DIR", help=DIRECTORY_HELP)
+    parser.add_argument("--run", metavar="ID", help="the misses of this run alone, as the journal names it")
+    parser.add_argument("--last", type=int, default=20, metavar="N", help="how many misses, the last ones (default 20)")
+    add_json(parser)
+
+
+def run_explain(arguments: argparse.Namespace) -> View:
+    """Explain the misses, the latest first; 1 if there is none. Raises OSError."""
+    environ = config.child_environment()
+    shared = levels.shared_cache(environ)
+    roots = arguments.directories or levels.existing_caches(environ)
+    if shared is not None and not arguments.directories and os.path.isdir(shared):
+        roots = [*roots, shared]
+    places = arguments.directories or [*roots, layout.vllm_cache_dir(environ)]
+    for root in roots:
+        os.scandir(root).close()
+    roots = [*roots, *(cache for place in places for cache in layout.vllm_caches(place))]
+    found = list(_of_caches(roots, arguments.what or "", arguments.run))
+    found = sorted(found, key=lambda row: str(row["time"]), reverse=True)[: arguments.last]
+    factors = [] if arguments.what or arguments.run else [row for place in places for row in _of_vllm(place)]
+    lines = [f"{row['time']} {row['text']}" for row in found]
+    lines += [f"vLLM {row['directory']}: {row['text']} (against {row['against']})" for row in factors]
+    return View({"misses": found, "vllm": factors}, lines or ["nothing is recorded of misses here"], int(not lines))
+
+
+def _of_caches(roots: Iterable[str], what: str, of_run: str | None) -> Iterator[dict[str, Any]]:
+    """Of these and of Triton's in them; a record that two levels have once."""
+    told: set[tuple[Kind, str]] = set()
+    for root in roots:
+        for cache in layout.triton_caches(root):
+            yield from _of_cache(cache, what, of_run, told)
+
+
+def _of_cache(root: str, what: str, of_run: str | None, told: set[tuple[Kind, str]]) -> Iterator[dict[str, Any]]:
+    """By the journal, where there is one; what it does not have, by the records alone, if they are not ``told``."""
+    records = {(record.kind, record.key): record for record in key_records.every(root)}
+    lines = run_summary.read(root)
+    shared = run_summary.find_shared(lines)
+    for line in reversed(lines):
+        if of_run not in (None, line.run) or not (what in line.name or line.key.startswith(what)):
+            continue
+        kind, outcome, reason = LABELS.get(line.label, (None, None, None))
+        if kind is not None and outcome is Outcome.MISS and reason is not None:
+            told.add((kind, line.key))
+            record = records.pop((kind, line.key), None)
+            explanation = explanations.explain(record, root, saved=True) if record else None
+            yield _of_miss(line, kind, reason, explanation, shared.get((line.key, line.time)))
+    if of_run is None:
+        for record in (record for key, record in records.items() if key not in told):
+            if what in record.name or record.key.startswith(what):
+                yield _row(record, explanations.explain(record, root, saved=True))
+        told.update(records)
+
+
+def _row(record: KeyRecord, explanation: Explanation) -> dict[str, Any]:
+    nearest = explanation.nearest
+    return {
+        "layer": record.kind.word,
+        "key": record.key,
+        "name": record.name,
+        "time": units.write_time(record.made),
+        "reason": "refused" if explanation.refused else explanation.absence.value,
+        "cause": explanation.cause,
+        "text": str(explanation),
+        "nearest": nearest and {"key": nearest.key, "name": nearest.name, "time": units.write_time(nearest.made)},
+        "differences": [difference._asdict() for difference in explanation.differences],
+    }
+
+
+def _of_miss(
+    line: Line, kind: Kind, reason: Reason, explanation: Explanation | None, shared: Shared | None
+) -> dict[str, Any]:
+    """As the journal has it; with the differences where the key is what differs, and who waited for the compile."""
+    said = f"{reason.value} {line.detail}".strip()
+    stated: dict[str, Any] = {
+        "layer": kind.word,
+        "key": line.key,
+        "name": line.name,
+        "run": line.run,
+        "reason": reason.value,
+    }
+    stated |= {"time": units.write_time(line.time), "host": line.host, "pid": line.pid}
+    stated |= {"shared": shared and shared.as_json()}
+    waits = f"; {shared}" if shared is not None else ""
+    if explanation is None:
+        text = f"{kind.word} {line.name or line.key}: {said}{waits}"
+        return {**stated, "cause": said, "text": text, "nearest": None, "differences": []}
+    row = _row(explanation.record, explanation)
+    return {**row, **stated, "text": f"{row['text']} [{said}]{waits}"}
+
+
+def _of_vllm(root: str) -> Iterator[dict[str, Any]]:
+    """Each of vLLM's keys, compared with the nearest earlier one."""
+    found = explanations.find_factors(root)
+    for number, after in enumerate(found, 1):
+        before = explanations.nearest(after, found[number:])
+        if before is not None:
+            differences = explanations.compare_factors(before, after)
+            yield {
+                "directory": after.directory,
+                "against": before.directory,
+                "differences": [difference._asdict() for difference in differences],
+                "text": "; ".join(map(str, differences)) or "all factors are the same",
+            }

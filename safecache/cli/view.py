@@ -1,14 +1,16 @@
-"""What a command prints: JSON for a program, or lines and tables for a person.
+"""What commands share: the arguments of several, and what each prints.
 
-In a table keys and numbers are never cut, and without a terminal every row is one line.
+That is JSON for a program, or lines and tables for a person. In a table keys and numbers are never cut, and without a
+terminal every row is one line.
 """
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import json
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -17,11 +19,36 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from safecache.errors import printable
+from safecache.errors import ConfigError, SafecacheError, printable
+from safecache.places import layout
+from safecache.remote import client
+from safecache.remote.client import Client, Unavailable
+from safecache.settings import config, settings, units
+from safecache.tiers import levels
+from safecache.upkeep import copies
+from safecache.upkeep.copies import Held
 
-__all__ = ["Complaint", "Heading", "Table", "View", "progress"]
+__all__ = [
+    "DIRECTORY_HELP",
+    "Complaint",
+    "Heading",
+    "Table",
+    "View",
+    "add_directories",
+    "add_json",
+    "add_places",
+    "add_remote",
+    "find_caches",
+    "list_remote",
+    "make_type",
+    "number",
+    "progress",
+    "require_zstandard",
+]
 
 _LEAST_FOLDED = 8
+
+DIRECTORY_HELP = "a cache directory; by default those that torch and Triton use under this environment"
 
 
 class Heading(NamedTuple):
@@ -133,3 +160,77 @@ def _chop(cell: str, width: int) -> Iterator[str]:
         yield cell[:end]
         cell = cell[end:].removeprefix(" ")
     yield cell
+
+
+def add_json(parser: argparse._ActionsContainer) -> argparse.Action:
+    """Add ``--json``."""
+    return parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def add_directories(parser: argparse.ArgumentParser) -> None:
+    """Add the directories that a command works on, as positional arguments."""
+    parser.add_argument("directories", nargs="*", metavar="DIR", help=DIRECTORY_HELP)
+
+
+def add_places(parser: argparse.ArgumentParser, *, again: bool = False) -> None:
+    """Add ``--in`` and ``--json``. ``again``: for an action's parser, which keeps values given before the action."""
+    directories = parser.add_argument("--in", dest="directories", action="append", metavar="DIR", help=DIRECTORY_HELP)
+    as_json = add_json(parser)
+    if again:
+        directories.default = as_json.default = argparse.SUPPRESS
+
+
+def add_remote(parser: argparse.ArgumentParser, *, instead: str) -> None:
+    """Add ``--remote``; ``instead``: what the command does with it in place of what it does without."""
+    text = f"{instead}: a remote cache, in place of that of SAFECACHE_TIERS"
+    parser.add_argument("--remote", nargs="?", const="", type=_url, metavar="URL", help=text)
+
+
+def _url(text: str) -> str:
+    try:
+        return settings.url(text) if text else ""
+    except ValueError:
+        # What it is may have a password in it.
+        raise argparse.ArgumentTypeError(f"not a URL of {', '.join(settings.REMOTES)}") from None
+
+
+def list_remote(arguments: argparse.Namespace) -> tuple[Client, list[Held]]:
+    """The remote that is named, or else that of the settings, and what it holds.
+
+    Raises ConfigError where there is none, and SafecacheError for one that cannot be listed.
+    """
+    found = client.background_client(arguments.remote or None)
+    if found is None:
+        raise ConfigError("there is no remote cache: name one in SAFECACHE_TIERS, or give --remote URL")
+    try:
+        return found, copies.list_remote(found)
+    except Unavailable:
+        raise SafecacheError(f"{found.shown} cannot be listed") from None
+
+
+def find_caches(arguments: argparse.Namespace) -> list[str]:
+    """The directories that were named, or else those that torch and Triton would use; and vLLM's below them."""
+    environ, named = config.child_environment(), arguments.directories
+    of_vllm = (cache for place in named or [layout.vllm_cache_dir(environ)] for cache in layout.vllm_caches(place))
+    return [*(named or levels.existing_caches(environ)), *of_vllm]
+
+
+def require_zstandard() -> None:
+    """Raise ConfigError, with the line that installs it, where packs cannot be read."""
+    if not config.is_installed("zstandard"):
+        raise ConfigError(f"packs need zstandard: {config.install_line('pack')}")
+
+
+def make_type(parse: Callable[[str], int], allowed: str) -> Callable[[str], int]:
+    """An argparse type that calls ``parse``; ``allowed``: the valid values, for the error message."""
+
+    def checked(text: str) -> int:
+        try:
+            return parse(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r} is not {allowed}") from None
+
+    return checked
+
+
+number = make_type(units.parse_count, "a number from 1")

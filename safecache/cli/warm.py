@@ -10,20 +10,19 @@ import sys
 from collections.abc import Iterator
 
 from safecache.cli import EXIT_FINDINGS, NotRunError, UsageError
-from safecache.cli.arguments import add_json, number
-from safecache.cli.run import environment_for_children
-from safecache.cli.view import Complaint, View
+from safecache.cli.main import environment_for_children
+from safecache.cli.view import Complaint, View, add_json, number
 from safecache.upkeep import warming
 from safecache.upkeep.warming import Process, Warmed
 
-__all__ = ["add", "run"]
+__all__ = ["add_warm", "run_warm"]
 
 _FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 _CALL = "import pkgutil, sys; pkgutil.resolve_name(sys.argv[1])()"
 _MOST = 100
 
 
-def add(parser: argparse.ArgumentParser) -> None:
+def add_warm(parser: argparse.ArgumentParser) -> None:
     """Add its arguments."""
     most = f"in how many processes to run it at most (default {warming.PROCESSES})"
     parser.add_argument("--processes", type=number, default=warming.PROCESSES, metavar="N", help=most)
@@ -34,7 +33,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("argv", nargs=argparse.REMAINDER, metavar="-- CMD...", help=what)
 
 
-def run(arguments: argparse.Namespace) -> View:
+def run_warm(arguments: argparse.Namespace) -> View:
     """0 if all hit in the last process, CMD's status if that is not 0, else 1. Raises OSError."""
     words = arguments.argv[1:] if arguments.argv[:1] == ["--"] else arguments.argv
     if not words or not 1 <= arguments.processes <= _MOST:

@@ -1,4 +1,4 @@
-"""The work of ``safecache demo`` and ``safecache bench``: a small transformer, compiled, forward and backward.
+"""The work of ``safecache demo``: a small transformer, compiled, forward and backward.
 
 Run as a script, in a process of its own, so that with ``--stock`` nothing of safecache is imported. Prints one line of
 JSON.

@@ -1,4 +1,143 @@
 """What keeps caches from working on this machine: one module for each heading of the report.
 
-May import the rooms up to isolation.
+And all checks in their order: of this machine, none of which can prevent the others, and of a cache from elsewhere. May
+import the rooms up to isolation.
 """
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from enum import Enum
+from typing import Any, NamedTuple
+
+from safecache.doctor import comparison, configuration, contents, directories, finding, installation
+from safecache.doctor.comparison import Baseline
+from safecache.doctor.finding import SEVERITIES, Difference, Finding
+from safecache.settings import config
+
+__all__ = ["CHECKS", "Check", "Needs", "compare", "examine"]
+
+
+# Seconds. A file server that is down never answers, and a process that waits for it cannot even be killed.
+_DEADLINE = 60.0
+
+
+class Needs(Enum):
+    """What a check is given: an environment, for TORCH one where torch may be imported; or a Baseline.
+
+    For STATED that states what it was made with, for KEYS with this torch.
+    """
+
+    ENVIRONMENT, TORCH, BASELINE, STATED, KEYS = range(5)
+
+
+class Check(NamedTuple):
+    """``find``: yields what it finds of what the check needs."""
+
+    find: Callable[[Any], Iterator[Any]]
+    needs: Needs = Needs.ENVIRONMENT
+
+
+CHECKS: dict[str, Check] = {
+    "variables": Check(configuration.check_variables),
+    "names of variables": Check(configuration.check_names),
+    "switches of caches": Check(configuration.check_switches),
+    "combinations of settings": Check(configuration.check_combinations),
+    "versions": Check(installation.check_versions),
+    "hooks": Check(installation.check_hooks, Needs.TORCH),
+    "user": Check(directories.check_user),
+    "keys": Check(configuration.check_keys),
+    "expiry of keys": Check(configuration.check_expiry),
+    "place of the key": Check(configuration.check_key_place),
+    "temporary directory": Check(directories.check_temporary_directory),
+    "access": Check(directories.check_access),
+    "sharing": Check(directories.check_sharing),
+    "file systems": Check(directories.check_file_systems),
+    "local level": Check(directories.check_local_level),
+    "space": Check(directories.check_space),
+    "behaviour": Check(directories.check_behaviour),
+    "execution": Check(directories.check_execution),
+    "AOTInductor packages": Check(directories.check_packages),
+    "compilers": Check(installation.check_compilers),
+    "NVIDIA": Check(installation.check_nvidia),
+    "CPUs": Check(installation.check_cpus),
+    "bytecode": Check(installation.check_bytecode),
+    "remote caches of torch and Triton": Check(configuration.check_remote_cache),
+    "remote cache": Check(contents.check_remote),
+    "contents": Check(contents.check_contents),
+    "hits": Check(contents.check_hits),
+    "seals of a baseline": Check(comparison.check_seals, Needs.STATED),
+    "builds of a baseline": Check(comparison.check_builds, Needs.STATED),
+    "CPUs of a baseline": Check(comparison.check_cpus, Needs.STATED),
+    "servers of a baseline": Check(comparison.check_servers, Needs.STATED),
+    "parts of keys": Check(comparison.check_parts, Needs.KEYS),
+    "variables of vLLM": Check(comparison.check_vllm, Needs.KEYS),
+    "keys of kernels": Check(comparison.check_kernels, Needs.KEYS),
+    "GPU in keys": Check(comparison.check_device, Needs.KEYS),
+    "records of a baseline": Check(comparison.check_records, Needs.BASELINE),
+}
+
+
+def examine(*, import_torch: bool) -> list[Finding]:
+    """The findings about this machine, worst first, otherwise in the order of the checks. Changes nothing that lasts.
+
+    Invalid settings count as unset. Without ``import_torch`` the hooks are not checked.
+    """
+    environ = config.child_environment()
+    # In strict mode, problems would raise: here they are findings.
+    config.reload(without={*config.problems(environ), "SAFECACHE_STRICT"})
+    config.enforce()
+    found = []
+    with _silent():
+        for name, check in CHECKS.items():
+            if check.needs is Needs.ENVIRONMENT or (import_torch and check.needs is Needs.TORCH):
+                found += _run(name, check, environ)
+    return sorted(found, key=lambda each: -SEVERITIES.index(each.severity))
+
+
+def compare(baseline: Baseline) -> list[Difference]:
+    """How this environment differs from a baseline, what misses by it first.
+
+    Raises SafecacheError if torch cannot be imported.
+    """
+    needs = {Needs.BASELINE}
+    if baseline.baked and baseline.groups:
+        needs |= {Needs.STATED, Needs.KEYS} if baseline.is_of_this_torch else {Needs.STATED}
+    found = [each for check in CHECKS.values() if check.needs in needs for each in check.find(baseline)]
+    return sorted(found, key=lambda each: -SEVERITIES.index(each.severity))
+
+
+def _run(name: str, check: Check, environ: Mapping[str, str]) -> list[Finding]:
+    """The findings of one check until it ends, fails or runs out of time."""
+    found: list[Finding] = []
+
+    def run() -> None:
+        try:
+            for each in check.find(environ):
+                found.append(each)
+        except Exception as error:
+            evidence = f"The check of {name} failed: {type(error).__name__}: {error}."
+            found.append(finding.warning("check-failed", evidence, "Please report it, with this line."))
+
+    thread = threading.Thread(target=run, name=f"safecache-doctor-{name}", daemon=True)
+    thread.start()
+    limit = installation.TIMEOUT + _DEADLINE if check.needs is Needs.TORCH else _DEADLINE
+    thread.join(limit)
+    if thread.is_alive():
+        evidence = f"The check of {name} does not end within {limit:g} s, as where a file server does not answer."
+        return [*found, finding.error("check-failed", evidence, "stat -f each directory; mount | grep nfs")]
+    return found
+
+
+@contextmanager
+def _silent() -> Iterator[None]:
+    """For this block, turn off safecache's log: the findings say what would be logged."""
+    logger = logging.getLogger("safecache")
+    before, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = before

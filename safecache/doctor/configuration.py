@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from safecache.doctor import directories, finding
 from safecache.doctor.finding import Finding
-from safecache.settings import config, timestamps
+from safecache.settings import config, units
 from safecache.settings.settings import OBSERVE
 from safecache.signing import keyring, keys
 from safecache.signing.keys import Algorithm
@@ -157,7 +157,7 @@ def check_expiry(_: Mapping[str, str]) -> Iterator[Finding]:
     for key in [key for _, key in sorted(ring.trusted.items())]:
         left = None if key.expires is None else key.expires - time.time()
         if left is not None and 0 < left < _SOON and key.revoked is None:
-            evidence = f"Key {key.id.hex()} {key.name} expires on {timestamps.write(key.expires or 0)}: what it has "
+            evidence = f"Key {key.id.hex()} {key.name} expires on {units.write_time(key.expires or 0)}: what it has "
             evidence += "sealed is refused from then on."
             remedy = "safecache sign DIR  # with the next key, once that is trusted"
             yield finding.warning("key-expires-soon", evidence, remedy)

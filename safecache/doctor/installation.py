@@ -22,7 +22,7 @@ from typing import Any
 
 from safecache import loads
 from safecache._version import __version__
-from safecache.doctor import finding
+from safecache.doctor import directories, finding
 from safecache.doctor.finding import Finding
 from safecache.isolation import client
 from safecache.patching import hook, units
@@ -210,11 +210,15 @@ def _headers(command: list[str], flag: str, environ: Mapping[str, str]) -> Itera
 
 def _runtime(command: list[str], environ: Mapping[str, str]) -> Iterator[Finding]:
     """A library with its own copy of the C++ runtime finds this process's locales by its own indices, and crashes."""
-    try:
-        library = _linked(command, environ)
-    except OSError:
-        return  # no temporary directory, or no library: reported elsewhere
-    if b"libstdc++.so" in library or b"libc++.so" in library:
+    library = b""
+    # No temporary directory, or no library: reported elsewhere.
+    with suppress(OSError), tempfile.TemporaryDirectory(prefix="safecache-doctor-") as directory:
+        path = os.path.join(directory, "library.so")
+        link = [*command, "-shared", "-fPIC", "-x", "c++", "-", "-o", path]
+        objection(link, source="#include <locale>\nstd::locale locale;\n", environ=environ)
+        with open(path, "rb") as file:
+            library = file.read()
+    if not library or b"libstdc++.so" in library or b"libc++.so" in library:
         return
     evidence = (
         f"{shlex.join(command)} links a copy of the C++ runtime into each library. An AOTInductor package that it "
@@ -222,16 +226,6 @@ def _runtime(command: list[str], environ: Mapping[str, str]) -> Iterator[Finding
     )
     remedy = "export CXX=/usr/bin/g++  # or another that has a libstdc++.so; and build the packages anew"
     yield finding.warning("static-libstdcxx", evidence, remedy)
-
-
-def _linked(command: list[str], environ: Mapping[str, str]) -> bytes:
-    """The content of a library that uses the C++ runtime. Raises OSError if it cannot be built."""
-    with tempfile.TemporaryDirectory(prefix="safecache-doctor-") as directory:
-        path = os.path.join(directory, "library.so")
-        link = [*command, "-shared", "-fPIC", "-x", "c++", "-", "-o", path]
-        objection(link, source="#include <locale>\nstd::locale locale;\n", environ=environ)
-        with open(path, "rb") as file:
-            return file.read()
 
 
 def _install(what: str) -> str:
@@ -347,7 +341,10 @@ def check_bytecode(environ: Mapping[str, str]) -> Iterator[Finding]:
     modules = [os.path.join(os.path.dirname(folder), *name.split(".")) + ".py" for name in names]
     sources = [spec.origin, *filter(os.path.isfile, modules)]
     missing = [path for path in sources if not _is_kept(path)]
-    why = _why_not_kept(environ, os.path.dirname(cache_from_source(spec.origin)))
+    directory = directories.nearest(os.path.dirname(cache_from_source(spec.origin)))
+    why = "" if os.access(directory, os.W_OK, effective_ids=True) else f"{directory} cannot be written"
+    if environ.get("PYTHONDONTWRITEBYTECODE"):
+        why = "PYTHONDONTWRITEBYTECODE is set"
     if missing and why:
         evidence = (
             f"{len(missing)} of {len(sources)} modules of torch that are imported to compile have no bytecode, and "
@@ -355,14 +352,6 @@ def check_bytecode(environ: Mapping[str, str]) -> Iterator[Finding]:
         )
         remedy = f"env -u PYTHONDONTWRITEBYTECODE {shlex.join([sys.executable, '-m', 'compileall', '-q', folder])}"
         yield finding.warning("no-bytecode", evidence, remedy)
-
-
-def _why_not_kept(environ: Mapping[str, str], directory: str) -> str | None:
-    if environ.get("PYTHONDONTWRITEBYTECODE"):
-        return "PYTHONDONTWRITEBYTECODE is set"
-    while not os.path.exists(directory):
-        directory = os.path.dirname(directory)
-    return None if os.access(directory, os.W_OK, effective_ids=True) else f"{directory} cannot be written"
 
 
 def _is_kept(source: str) -> bool:

@@ -46,14 +46,9 @@ def check(path: str) -> list[Finding]:
     """
     path = os.path.abspath(path)
     try:
-        return _check(path)
+        content = opening.read_regular(path, _check_regular)
     except MemoryError:
         return [_out_of_memory(path)]
-
-
-def _check(path: str) -> list[Finding]:
-    try:
-        content = opening.read_regular(path, _check_regular)
     except OSError as error:
         return [_unreadable(path, error)]
     if mounts.forbids_execution(path):

@@ -15,7 +15,7 @@ from safecache.files import opening
 from safecache.places import layout
 from safecache.places.refs import Ref
 from safecache.ports import File, Requested, plugs, tell
-from safecache.reporting import events, policy, report
+from safecache.reporting import events, report
 from safecache.reporting.kinds import ENTRIES, Count, Kind, Reason
 from safecache.reporting.report import Refusal
 from safecache.signing import trust
@@ -230,7 +230,7 @@ def accept_or_quarantine(
 
 def _refuse(refusal: Refusal, ref: Ref, path: str | None, origin: str, content: bytes | None) -> None:
     cache = layout.cache_root(path) if path is not None and ref.kind in ENTRIES else ""
-    if path is not None and ref.root and policy.decide(refusal.reason, strict=False).quarantine:
+    if path is not None and ref.root and events.decide(refusal.reason, strict=False).quarantine:
         moved = entry_files.quarantine(path, ref.root, refusal.reason, content)
         if moved is not None:
             events.count(Count.QUARANTINED)

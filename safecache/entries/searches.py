@@ -10,7 +10,7 @@ from safecache import compiles, ports
 from safecache.errors import MissError
 from safecache.places.refs import Ref
 from safecache.ports import Found, Lookup, Outcome, Refused
-from safecache.reporting import events, graph_names, report
+from safecache.reporting import events, report
 from safecache.reporting.kinds import Kind, Reason
 from safecache.session import Part, inherit
 from safecache.settings import config
@@ -147,7 +147,7 @@ class Search:
             return None
         seconds = time.perf_counter() - self._began
         hit = outcome is Outcome.HIT
-        name, frame = ("", "") if hit else (self._name(), graph_names.frame())
+        name, frame = ("", "") if hit else (self._name(), compiles.find_frame())
         saved = compile_seconds(self.taken) if hit else 0.0
         is_part = self._outer is not None
         lookup = Lookup(self.ref, name, outcome, reason, detail, seconds, frame, saved, is_part)

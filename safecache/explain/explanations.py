@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+from safecache.compiles import BACKWARD
 from safecache.explain import (
     CHOSEN,
     ENVIRONMENT,
@@ -27,9 +28,8 @@ from safecache.explain.key_records import Component, KeyRecord
 from safecache.files import folders, opening
 from safecache.places import layout, ours
 from safecache.places.refs import Ref
-from safecache.reporting.graph_names import BACKWARD
 from safecache.reporting.kinds import Kind, Reason
-from safecache.settings import timestamps
+from safecache.settings import units
 from safecache.store import quarantine
 
 __all__ = [
@@ -228,7 +228,7 @@ class Explanation(NamedTuple):
         if self.refused:
             return f"its entry was refused: {'; '.join(self.refused)}"
         if self.absence is Reason.EVICTED:
-            saved = timestamps.write(self.record.first)
+            saved = units.write_time(self.record.first)
             if self.remains:
                 return f"the same key was saved on {saved}, and what is there was refused, or its guards failed"
             return f"the same key was saved on {saved}, and its entry is gone: removed, evicted or not readable"
@@ -244,7 +244,7 @@ class Explanation(NamedTuple):
         if self.nearest is None:
             return told
         of = "" if self.nearest.name == self.record.name else f" of {self.nearest.name}, the nearest under another name"
-        return f"{told} (against {self.nearest.key[:16]}…{of}, saved on {timestamps.write(self.nearest.made)})"
+        return f"{told} (against {self.nearest.key[:16]}…{of}, saved on {units.write_time(self.nearest.made)})"
 
 
 def explain(record: KeyRecord, root: str, *, saved: bool) -> Explanation:

@@ -22,7 +22,7 @@ from safecache.files import folders, opening
 from safecache.places import layout, ours
 from safecache.places.refs import Ref
 from safecache.reporting.kinds import LOOKED_UP, Kind, Reason
-from safecache.settings import timestamps
+from safecache.settings import units
 from safecache.store import entry_files
 from safecache.tiers import fallback, levels
 
@@ -249,7 +249,7 @@ def _decoded(stated: Any) -> KeyRecord | None:
         return None
     components = tuple(Component(*map(str, each)) for each in stated["components"])
     key, name, process = (str(stated[each]) for each in ("key", "name", "process"))
-    made, first, took = (timestamps.checked(stated.get(each, 0.0)) for each in ("made", "first", "took"))
+    made, first, took = (units.check_time(stated.get(each, 0.0)) for each in ("made", "first", "took"))
     return KeyRecord(_KINDS[stated["layer"]], key, name, made, components, first, process, took)
 
 

@@ -13,7 +13,7 @@ from safecache.integrations import compile_scopes, installation
 from safecache.patching.hook import hook, verifier
 from safecache.places.refs import Ref
 from safecache.ports import Compiling, plugs, tell
-from safecache.reporting import events, graph_names, report
+from safecache.reporting import events, report
 from safecache.reporting.kinds import Kind, Reason
 from safecache.reporting.report import Refusal
 
@@ -83,8 +83,8 @@ def try_load(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any)
     """AOTAutogradCache.try_load: a hit whose FX graph entry is gone is a miss, even where torch is strict."""
     given = kwargs["aot_config"] if "aot_config" in kwargs else args[2]
     graph = compiles.scope(graph=kwargs["mod"] if "mod" in kwargs else args[0])
-    search_for = searches.track_lookup(Ref(Kind.AOT_ENTRY), graph_names.of_lookup)
-    with events.propagate_strict(), graph_names.lookup(given), graph, search_for as search:
+    search_for = searches.track_lookup(Ref(Kind.AOT_ENTRY), compiles.name_lookup)
+    with events.propagate_strict(), compiles.graph_lookup(given), graph, search_for as search:
         installation.ensure_cache()
         saving.begin()
         result, dropped = compile_scopes.agreed(
@@ -119,7 +119,7 @@ def _end(search: Search, result: Any, given: Any, dropped: tuple[Reason, str] | 
     if not plugs.single_flight.is_compiled_elsewhere():
         searches.start_workers()
     key = getattr(getattr(configuration, "cache_info", None), "cache_key", None)
-    tell(Compiling(Ref(Kind.AOT_ENTRY, key or ""), compiles.current.graph, graph_names.of_lookup))
+    tell(Compiling(Ref(Kind.AOT_ENTRY, key or ""), compiles.current.graph, compiles.name_lookup))
     if key is None:
         search.bypassed(Reason.UPSTREAM_BYPASS, search.declined or "torch could not use the entry that it found")
     elif (
@@ -192,7 +192,7 @@ def should_use_remote_autograd_cache(wrapped: Callable[..., Any], instance: Any,
     remote: bool = wrapped(*args, **kwargs)
     if not remote and not sys.modules["torch._functorch.aot_autograd"].should_use_local_autograd_cache():
         saving.begin()
-        searches.bypass(Kind.AOT_ENTRY, graph_names.of_current, Reason.DISABLED, _what_disables_remote())
+        searches.bypass(Kind.AOT_ENTRY, compiles.name_current, Reason.DISABLED, _what_disables_remote())
     return remote
 
 

@@ -16,7 +16,6 @@ from safecache.patching.hook import hook, verifier
 from safecache.places.layout import CodeFile
 from safecache.places.refs import Ref
 from safecache.ports import Compiling, Use, plugs, tell
-from safecache.reporting import graph_names
 from safecache.reporting.kinds import Kind, Reason
 from safecache.settings import config
 from safecache.store import directories, gate
@@ -82,7 +81,7 @@ def load_with_key(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs:
         constants: Any,
         evaluate_guards: Any = None,
     ) -> Any:
-        name = partial(graph_names.of_graph, is_backward=is_backward)
+        name = partial(compiles.name_graph, is_backward=is_backward)
         with searches.track_lookup(Ref(Kind.FX_ENTRY, key), name) as search:
             # A graph with guards of its own is part of an AOTAutograd entry, which is then compiled as a whole.
             is_part, dropped = evaluate_guards is not None, None
@@ -148,7 +147,7 @@ def prepare_key(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: A
         result = wrapped(*args, **kwargs)
         key, info = result
         if key is None:
-            name = partial(graph_names.of_graph, is_backward=bool(fx_kwargs.get("is_backward")))
+            name = partial(compiles.name_graph, is_backward=bool(fx_kwargs.get("is_backward")))
             searches.bypass(Kind.FX_ENTRY, name, Reason.UPSTREAM_BYPASS, str(info.get("cache_bypass_reason", "")))
         return result
 
@@ -294,7 +293,7 @@ def fx_codegen_and_compile(wrapped: Callable[..., Any], instance: Any, args: Any
     tell(Compiling(Ref(Kind.FX_ENTRY), kwargs["gm"] if "gm" in kwargs else args[0]))
     setting = _what_disables()
     if setting:
-        name = partial(graph_names.of_graph, is_backward=bool(kwargs.get("is_backward")))
+        name = partial(compiles.name_graph, is_backward=bool(kwargs.get("is_backward")))
         searches.bypass(Kind.FX_ENTRY, name, Reason.DISABLED, setting)
     searches.start_workers()
     return wrapped(*args, **kwargs)

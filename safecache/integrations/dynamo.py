@@ -15,7 +15,7 @@ from safecache.integrations.pickle_module import SealingPickle
 from safecache.patching.hook import PICKLE_MODULE, verifier
 from safecache.places.layout import CodeFile
 from safecache.places.refs import Ref
-from safecache.reporting import events, graph_names, report
+from safecache.reporting import events, report
 from safecache.reporting.kinds import Kind, Reason
 from safecache.reporting.report import Refusal
 from safecache.signing import provenance, trust
@@ -69,7 +69,7 @@ def deserialize(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: A
 
 
 def _name() -> str:
-    return compiles.current.origin or graph_names.of_current()
+    return compiles.current.origin or compiles.name_current()
 
 
 def _loaded(kind: Kind, data: bytes, name: Callable[[], str], load: Callable[[], Any]) -> Any:

@@ -16,7 +16,6 @@ from safecache.entries.searches import Search
 from safecache.patching.hook import verifier
 from safecache.places.refs import locate
 from safecache.ports import Compiling, KernelRequest, Saved, plugs, tell
-from safecache.reporting import graph_names
 from safecache.reporting.kinds import Kind, Reason
 
 __all__ = [
@@ -249,7 +248,7 @@ def _take_request(filename: str) -> KernelRequest | None:
 def _name_of(filename: str) -> str:
     """The name of the kernel with this metadata file; with its module if triton.compile() asks."""
     request = _request(filename)
-    return graph_names.of_kernel(request.source) if request is not None else filename.removesuffix(".json")
+    return compiles.name_kernel(request.source) if request is not None else filename.removesuffix(".json")
 
 
 def _end(search: Search, filename: str, found: dict[str, str] | None) -> None:

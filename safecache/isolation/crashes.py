@@ -31,7 +31,7 @@ from safecache.reporting import events, report
 from safecache.reporting.kinds import Kind, Reason
 from safecache.reporting.report import Refusal
 from safecache.session import Part, inherit
-from safecache.settings import config, timestamps
+from safecache.settings import config, units
 from safecache.settings.units import write_size
 from safecache.signing import keyring, provenance, seal, trust
 from safecache.store import entry_files, groups
@@ -233,7 +233,7 @@ def _decoded(stated: Any) -> Note:
     texts = (note.crash.how, note.crash.stage, note.kernel, note.report or "")
     if not all(isinstance(text, str) for text in texts) or not isinstance(note.config, dict):
         raise TypeError("a field of the note has another type")
-    timestamps.checked(note.moment)
+    units.check_time(note.moment)
     if type(note.crash.number) is not int:
         raise TypeError("the number of a crash is none")
     return note
@@ -257,7 +257,7 @@ def diagnosed(outcome: Outcome, directory: str) -> Crash | None:
 
 def skipped(hash: str, note: Note) -> TritonCompileCrash:
     """The error for a configuration that is known to crash."""
-    when = timestamps.write(note.moment)
+    when = units.write_time(note.moment)
     text = f"kernel {_words(note)} is not compiled: on {when} that crashed Triton's compiler"
     remedy = f"To have it compiled again: safecache forget {hash[:16]}."
     message = f"{text}, {_of(note.crash)}."
@@ -443,7 +443,7 @@ def _publish(draft: str, reports: Folder, parent: str, hash: str) -> str:
 
 def _files(request: Request, ended: dict[str, Any], stage: str, stderr: str, top: str) -> Iterator[tuple[str, bytes]]:
     source, described = request.source, _describe(request)
-    moment = timestamps.write(time.time())
+    moment = units.write_time(time.time())
     summary = {"hash": request.hash, "time": moment, "ended": ended, "stage": stage} | described
     yield _SUMMARY, json.dumps(summary, indent=1, default=repr).encode()
     yield "stderr.txt", stderr.encode(errors="backslashreplace")

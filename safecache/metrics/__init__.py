@@ -246,7 +246,10 @@ def _write(name: str = "", seconds: float | None = None) -> None:
         state = _state.now
         if seconds is not None:
             state.durations.add(seconds)
-        if state.file is None and _is_too_early():
+        # The first import of prometheus_client fixes whether its multiprocess mode is on, and a server (SGLang) decides
+        # that later than this in its first process. What is counted until then is written afterwards.
+        is_undecided = _PACKAGE not in sys.modules and _program.maker == os.getpid()
+        if state.file is None and is_undecided and not config.multiprocess_directory():
             return
         counted, is_first = plugs.stats(), state.file is None or not name
         try:
@@ -258,12 +261,6 @@ def _write(name: str = "", seconds: float | None = None) -> None:
         except Exception as error:
             # A full disk or an unknown version of prometheus_client must not fail a compile.
             _give_up(error)
-
-
-def _is_too_early() -> bool:
-    # The first import of prometheus_client fixes whether its multiprocess mode is on, and a server (SGLang) decides
-    # that later than this in its first process. What is counted until then is written afterwards.
-    return _PACKAGE not in sys.modules and _program.maker == os.getpid() and not config.multiprocess_directory()
 
 
 def _end() -> None:

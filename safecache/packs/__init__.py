@@ -18,7 +18,7 @@ from safecache.reporting import events, report
 from safecache.reporting.kinds import ENTRIES, Count, Kind, Reason
 from safecache.reporting.report import Refusal
 from safecache.session import Part, inherit
-from safecache.settings import config, extras
+from safecache.settings import config
 
 if TYPE_CHECKING:
     from safecache.packs.archive import Pack
@@ -75,15 +75,13 @@ def _find_pack(path: str) -> Pack | None:
         if path not in packs:
             if not config.current().strict:
                 packs[path] = None  # whatever fails in it does so once
-            packs[path] = _attempt(path, partial(archive.opened, path)) if _has_library(path) else None
+            if config.is_installed(_LIBRARY):
+                packs[path] = _attempt(path, partial(archive.opened, path))
+            else:
+                text = f"the pack {path} is not used: {_LIBRARY} is not installed."
+                events.report(Reason.UNREADABLE, text, cause=_LIBRARY, remedy=config.install_line(_EXTRA))
+                packs[path] = None
         return packs[path]
-
-
-def _has_library(path: str) -> bool:
-    if not extras.is_installed(_LIBRARY):
-        text = f"the pack {path} is not used: {_LIBRARY} is not installed."
-        events.report(Reason.UNREADABLE, text, cause=_LIBRARY, remedy=extras.line(_EXTRA))
-    return extras.is_installed(_LIBRARY)
 
 
 def _attempt(path: str, work: Callable[[], _Result]) -> _Result | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from safecache.settings import extras, settings
+from safecache.settings import config, settings
 
 __all__ = ["is_directory", "is_redis", "missing", "report"]
 
@@ -21,8 +21,8 @@ def missing(url: str) -> tuple[str, str] | None:
     """The library that is not installed, and the line that installs it; None if nothing is missing."""
     extra, library = ("redis", "redis") if is_redis(url) else ("object", "obstore")
     needed = ("zstandard",) if is_directory(url) else (library, "zstandard")
-    lacking = next((name for name in needed if not extras.is_installed(name)), None)
-    return None if lacking is None else (lacking, extras.line(extra))
+    lacking = next((name for name in needed if not config.is_installed(name)), None)
+    return None if lacking is None else (lacking, config.install_line(extra))
 
 
 def report(url: str) -> bool:

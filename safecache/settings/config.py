@@ -13,15 +13,15 @@ __all__ = [
     "EXIT_CONFIG",
     "VARIABLES",
     "Config",
-    "as_run",
     "cache_directory",
     "child_environment",
     "current",
     "end_redirection",
     "enforce",
     "environment",
+    "install_line",
     "is_compile_worker",
-    "is_pack",
+    "is_installed",
     "is_switched_off",
     "is_url",
     "isolate",
@@ -233,11 +233,12 @@ def name_run() -> None:
         os.environ[_RUN] = f"{moment}-{os.urandom(4).hex()}"
 
 
-def set_child_environment(variables: Mapping[str, str | None]) -> dict[str, str | None]:
+def set_child_environment(variables: Mapping[str, str | None], *, run: str = "") -> dict[str, str | None]:
     """Set these variables for the children that this process starts next; None unsets one.
 
-    Returns what they were, to be lent in turn.
+    ``run``: the name of the run that they are to be. Returns what the variables were, to be lent in turn.
     """
+    variables = {**variables, _RUN: run} if run else variables
     before = {name: os.environ.get(name) for name in variables}
     for name, text in variables.items():
         if text is None:
@@ -245,11 +246,6 @@ def set_child_environment(variables: Mapping[str, str | None]) -> dict[str, str 
         else:
             os.environ[name] = text
     return before
-
-
-def as_run(name: str) -> dict[str, str | None]:
-    """What to set_child_environment() to children that are to be the run of this name."""
-    return {_RUN: name}
 
 
 def run_id() -> str:
@@ -364,3 +360,21 @@ def is_compile_worker() -> bool:
     False in the process that creates the pool.
     """
     return str(getattr(sys.modules.get("__main__"), "__file__", "")).endswith(_MAIN)
+
+
+def is_installed(name: str) -> bool:
+    """Whether a module of this name could be imported: looked for without importing it, so that a start can tell."""
+    if name in sys.modules:
+        return sys.modules[name] is not None
+    from importlib.machinery import PathFinder
+
+    if PathFinder.find_spec(name) is not None:
+        return True
+    from importlib.util import find_spec  # takes a millisecond to import, and asks other finders too
+
+    return find_spec(name) is not None
+
+
+def install_line(extra: str) -> str:
+    """What installs the libraries of this extra of ours."""
+    return f"pip install 'safecache[{extra}]'"

@@ -1,8 +1,23 @@
-"""Sizes and ages as people write them: ``10G``, ``500MiB``, ``30d``. No datetime: each process loads this."""
+"""Sizes, ages and times as people write them: ``10G``, ``500MiB``, ``30d``, and RFC 3339 for seconds since the epoch.
+
+No datetime before it is needed: each process loads this.
+"""
 
 from __future__ import annotations
 
-__all__ = ["AGES", "SIZES", "parse_age", "parse_count", "parse_size", "write_age", "write_size"]
+__all__ = [
+    "AGES",
+    "SIZES",
+    "check_time",
+    "parse_age",
+    "parse_count",
+    "parse_size",
+    "parse_time",
+    "write_age",
+    "write_size",
+    "write_stamp",
+    "write_time",
+]
 
 # As in ccache and Kubernetes: without the i, a prefix is a power of 1000.
 SIZES = "a number of bytes, or one with k, M, G, T (powers of 1000) or Ki, Mi, Gi, Ti (of 1024) and perhaps B"
@@ -11,6 +26,7 @@ _PREFIXES = "kmgt"
 _SECONDS = {"s": 1, "min": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 # A larger number limits nothing; infinity and NaN are refused too.
 _MOST = 1 << 62
+_LATEST = 253402300799.0  # the end of the year 9999
 
 
 def parse_size(text: str) -> int:
@@ -67,3 +83,40 @@ def write_age(seconds: float) -> str:
     """An age in seconds as text, such as ``3 d``: in the largest unit that it fills, rounded down."""
     unit = next((unit for unit in ("d", "h", "min") if seconds >= _SECONDS[unit]), "s")
     return f"{int(seconds // _SECONDS[unit])} {unit}"
+
+
+def parse_time(text: str) -> float:
+    """Seconds since the epoch of an RFC 3339 time, or of a date alone, which means its first moment in UTC.
+
+    Raises ValueError, also for a time without an offset, which is ambiguous.
+    """
+    from datetime import datetime, timezone
+
+    # Python 3.10 does not parse "Z".
+    moment = datetime.fromisoformat(text[:-1] + "+00:00" if text[-1:] in ("Z", "z") else text)
+    if moment.tzinfo is None:
+        if len(text) != len("2000-01-01"):
+            raise ValueError(f"{text!r} has no offset from UTC")
+        moment = moment.replace(tzinfo=timezone.utc)
+    return moment.timestamp()
+
+
+def check_time(value: object) -> float:
+    """``value`` as seconds since the epoch. Raises ValueError unless it is a number that write_time() accepts."""
+    # A bool is an int, and NaN compares as false with everything.
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0.0 <= value <= _LATEST:
+        raise ValueError(f"{value!r} is no moment")
+    return float(value)
+
+
+def write_time(seconds: float) -> str:
+    """Seconds since the epoch in RFC 3339, in UTC, rounded down to the second."""
+    from datetime import datetime, timezone
+
+    # Not strftime(), which writes the year 30 with two digits.
+    return datetime.fromtimestamp(int(seconds), timezone.utc).replace(tzinfo=None).isoformat() + "Z"
+
+
+def write_stamp(seconds: float) -> str:
+    """As write_time(), for any time from a file system: one out of range becomes the first or the last moment."""
+    return write_time(min(max(seconds, 0.0), _LATEST))

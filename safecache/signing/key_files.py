@@ -17,7 +17,7 @@ from typing import Any
 
 from safecache.errors import KeyringError
 from safecache.files import opening, ownership
-from safecache.settings import timestamps
+from safecache.settings import units
 from safecache.signing import keys
 from safecache.signing.keys import ANY_NAMESPACE, ID_SIZE, MAC_SIZE, Algorithm, Key
 
@@ -207,15 +207,15 @@ def _read_time(fields: Mapping[str, Any], name: str) -> float | None:
     try:
         if not isinstance(text, str):
             raise ValueError(text)
-        seconds = timestamps.parse(text)
-        timestamps.write(seconds)  # the end of 9999 in another time zone is out of range in UTC
+        seconds = units.parse_time(text)
+        units.write_time(seconds)  # the end of 9999 in another time zone is out of range in UTC
         return seconds
     except (ValueError, OverflowError):
         raise KeyringError(f"has a time {name} that is not one of RFC 3339, such as 2030-01-31T00:00:00Z") from None
 
 
 def _write_time(seconds: float | None) -> str | None:
-    return None if seconds is None else timestamps.write(seconds)
+    return None if seconds is None else units.write_time(seconds)
 
 
 _MAXIMUM_SIZE = 64 * 1024

@@ -18,7 +18,7 @@ from safecache.errors import EntryRefusedError
 from safecache.files import filesystem, mounts, opening, ownership, private_directory
 from safecache.places.layout import CodeFile
 from safecache.ports import Admitted, tell
-from safecache.reporting import events, policy, report
+from safecache.reporting import events, report
 from safecache.reporting.kinds import Count, Kind, Reason
 from safecache.reporting.report import Refusal
 from safecache.settings import config
@@ -223,7 +223,7 @@ def _discard(refusal: Refusal, file: CodeFile) -> bool:
         if config.current().strict:
             raise EntryRefusedError(f"safecache: {file.path}: {text}.")
         raise Immovable(errno.EPERM, text, file.path, refusal)
-    if policy.decide(refusal.reason, strict=False).quarantine:
+    if events.decide(refusal.reason, strict=False).quarantine:
         events.count(Count.QUARANTINED)
     where = f"Rebuilding; moved to {moved}." if moved else "Rebuilding; another process has moved it away."
     cache = file.root if file.kind is Kind.KERNEL or file.root == config.cache_directory() else ""

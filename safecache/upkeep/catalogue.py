@@ -63,7 +63,13 @@ def signatures_in(group: Group) -> list[Signature]:
     """Those of the group's files that carry a seal or should. None for what is gone, or bears none by its nature."""
     paths = [file.path for file in group.files if not os.path.basename(file.path).startswith(".")]
     if group.kind.proof.evidence is Evidence.SEAL:
-        return list(_each(paths, lambda path: _of_entry(path, group.kind, group.name)))
+        find, namespace = keyring.current().find, config.current().namespace
+
+        def inspect(path: str) -> Verdict:
+            end, size = opening.read_end(path, opening.check_regular, _LONGEST_SEAL, flags=os.O_NOFOLLOW)
+            return seal.inspect(end, size, group.kind, group.name, find, namespace)
+
+        return list(_each(paths, inspect))
     if not group.kind.has_record:
         return []
     if group.kind is Kind.KERNEL:
@@ -97,11 +103,6 @@ def _each(paths: Iterable[str], read: Callable[[str], Verdict | None]) -> Iterat
             yield Signature(path, SEALED, signer, verdict.provenance or {})
         else:
             yield Signature(path, verdict.reason.value, signer)
-
-
-def _of_entry(path: str, kind: Kind, cache_key: str) -> Verdict:
-    end, size = opening.read_end(path, opening.check_regular, _LONGEST_SEAL, flags=os.O_NOFOLLOW)
-    return seal.inspect(end, size, kind, cache_key, keyring.current().find, config.current().namespace)
 
 
 def _of_record(path: str, root: str, kind: Kind) -> Verdict | None:

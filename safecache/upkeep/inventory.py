@@ -26,9 +26,9 @@ from safecache.signing import seal
 from safecache.store import entry_files, manifests
 from safecache.store.groups import File, Group, below
 
-__all__ = ["AOT_KEY", "FX_KEY", "Inventory", "bundles_in", "take"]
+__all__ = ["Inventory", "bundles_in", "take"]
 
-AOT_KEY, FX_KEY = re.compile(Kind.AOT_ENTRY.tiers.key), re.compile(Kind.FX_ENTRY.tiers.key)
+_AOT_KEY, _FX_KEY = re.compile(Kind.AOT_ENTRY.tiers.key), re.compile(Kind.FX_ENTRY.tiers.key)
 _CODE_NAME = re.compile(r"(c[a-z2-7]{51})\..+")
 _LIBRARIES = (".so", ".o")
 _HASH = re.compile(r"[0-9a-f]{64}")
@@ -80,9 +80,9 @@ def _parts(root: str, *, nested: bool = False) -> Iterator[Group | File]:
         if not item.is_directory:
             yield from (_temporary_or_other(root, file) for file in below(item))
         elif name == layout.AOT_FOLDER:
-            yield from _keyed(root, item.path, Kind.AOT_ENTRY, AOT_KEY)
+            yield from _keyed(root, item.path, Kind.AOT_ENTRY, _AOT_KEY)
         elif name == layout.FX_FOLDER:
-            yield from _in_each(item, partial(_keyed, root, kind=Kind.FX_ENTRY, key=FX_KEY))
+            yield from _in_each(item, partial(_keyed, root, kind=Kind.FX_ENTRY, key=_FX_KEY))
         elif name == layout.TRITON_FOLDER and not nested:
             yield from _in_each(item, partial(_parts, nested=True))
         elif name == HEADERS_FOLDER:

@@ -1,4 +1,4 @@
-"""Packs as a person makes and uses them: caches into one file, and out of it again; two compared, and several joined.
+"""Packs as a person makes and uses them: caches into one file, and out of it again; two compare, and several joined.
 
 Nothing is packed that does not verify here, and nothing unpacked before all of the pack has: then each bundle, as its
 reader would.
@@ -23,25 +23,24 @@ from safecache.places.refs import Ref
 from safecache.ports import Bundle, File
 from safecache.reporting.kinds import ENTRIES, Kind, Reason
 from safecache.settings import config
+from safecache.settings.settings import is_pack
 from safecache.signing import keyring, provenance, seal
 from safecache.store import bundles, entry_files, wire
 from safecache.store.groups import Group
 from safecache.store.wire import Packed
 from safecache.upkeep import catalogue, copies, inventory
 from safecache.upkeep.catalogue import Signature
-from safecache.upkeep.copies import Caches, Directory, Fate, Listing, Source, Step, Summary, Tell
-from safecache.upkeep.remote_contents import Remote
+from safecache.upkeep.copies import Directory, Fate, Listing, Remote, Source, Step, Summary, Tell
 
 __all__ = [
     "SERVERS",
     "Difference",
     "caches_within",
     "collect",
-    "compared",
+    "compare",
     "join",
     "open_source",
     "pack",
-    "unpack",
 ]
 
 _CHUNK = 1 << 20
@@ -122,9 +121,9 @@ class Difference(NamedTuple):
     """Of one bundle: its name, and the files that only the first has, that only the second has, and that differ."""
 
     name: str
-    first: tuple[str, ...]
-    second: tuple[str, ...]
-    both: tuple[str, ...]
+    a: list[str]
+    b: list[str]
+    differ: list[str]
 
 
 class _Pack:
@@ -183,7 +182,7 @@ def _source(place: str) -> _Pack | Remote | Directory:
     """Raises PackRefusedError, and OSError."""
     if config.is_url(place):
         return Remote.locate(place)
-    return _Pack(place) if config.is_pack(place) else Directory(place)
+    return _Pack(place) if is_pack(place) else Directory(place)
 
 
 def open_source(place: str) -> Source:
@@ -224,20 +223,13 @@ def _baked(place: _Pack | Remote | Directory) -> Mapping[str, Any]:
     return collect(directory for _, directory in (place.caches() if isinstance(place, Directory) else ()))
 
 
-def unpack(path: str, caches: Caches, tell: Tell) -> Summary:
-    """Copy what the pack has to these caches. Raises PackRefusedError, and OSError, before a file is written."""
-    return copies.copy([open_source(path)], caches, tell)
-
-
-def compared(first: str, second: str) -> Iterator[Difference]:
+def compare(first: str, second: str) -> Iterator[Difference]:
     """What differs between two packs or cache directories, bundle by bundle. Raises PackRefusedError, and OSError."""
     ours, theirs = _contents(_source(first)), _contents(_source(second))
     for ref in sorted(ours.keys() | theirs.keys(), key=wire.name_bundle):
         one, other = ours.get(ref, {}), theirs.get(ref, {})
-        both = tuple(sorted(file for file in one.keys() & other.keys() if one[file] != other[file]))
-        difference = Difference(
-            wire.name_bundle(ref), tuple(sorted(one.keys() - other)), tuple(sorted(other.keys() - one)), both
-        )
+        both = sorted(file for file in one.keys() & other.keys() if one[file] != other[file])
+        difference = Difference(wire.name_bundle(ref), sorted(one.keys() - other), sorted(other.keys() - one), both)
         if any(difference[1:]):
             yield difference
 

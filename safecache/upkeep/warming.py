@@ -188,7 +188,7 @@ def _one(
     # What is sent is waited for, and a miss is no error.
     strict = "1" if config.current().strict else None
     variables = {"SAFECACHE_STRICT": strict, "SAFECACHE_MUST_HIT": None, "SAFECACHE_REMOTE_FLUSH": "600"}
-    lent = config.set_child_environment({**variables, **config.as_run(name)})
+    lent = config.set_child_environment(variables, run=name)
     try:
         with _forwarding(signals) as tell:
             child = start()

@@ -24,11 +24,10 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from safecache.cli import demo
-from safecache.cli.arguments import add_json, number
 from safecache.cli.demo import Cache
+from safecache.cli.view import add_json, number
 from safecache.remote import extras
-from safecache.settings import children
-from safecache.settings import extras as installed
+from safecache.settings import children, config
 from safecache.settings.settings import PACK
 from safecache.signing import key_changes, key_files, keys
 from safecache.signing.provenance import torch_version
@@ -140,8 +139,8 @@ def _starts(base: Path, device: str, shared: dict[str, str]) -> Iterator[tuple[s
 
 def _show_packed_host(device: str, *, pairs: int, as_json: bool) -> int:
     """Measure the starts of a host that has a pack of another's caches, as _show_second_host()."""
-    if not installed.is_installed("zstandard"):
-        raise OSError(f"zstandard is not installed: {installed.line('pack')}")
+    if not config.is_installed("zstandard"):
+        raise OSError(f"zstandard is not installed: {config.install_line('pack')}")
     times: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory(prefix="safecache-bench-") as name:
         for pair in range(pairs):

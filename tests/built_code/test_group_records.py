@@ -20,7 +20,7 @@ from safecache.reporting import events
 from safecache.reporting.kinds import Kind
 from safecache.signing import key_files, keyring
 from safecache.store import gate, manifests
-from safecache.upkeep import audit, quarantined
+from safecache.upkeep import audit
 
 NAMES = ("k.ttir", "k.cubin", "k.json")
 LIST = "__grp__k.json"
@@ -257,7 +257,7 @@ def test_quarantined_file_is_restored_if_the_record_of_its_group_attests_it(root
     content = (root / ONE / "k.cubin").read_bytes()
     (root / ONE / "k.cubin").write_bytes(b"damaged")
     assert not hits(root / ONE)
-    (item,) = quarantined.listed([str(root)])
-    assert quarantined.objection(item) == "its digest is not the one that was sealed"
+    (item,) = audit.list_quarantined([str(root)])
+    assert audit.find_objection(item) == "its digest is not the one that was sealed"
     (root / ".safecache" / "quarantine" / item.name).write_bytes(content)
-    assert quarantined.restore(item) == str(root / ONE / "k.cubin") and hits(root / ONE)
+    assert audit.restore_quarantined(item) == str(root / ONE / "k.cubin") and hits(root / ONE)

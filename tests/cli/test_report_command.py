@@ -9,7 +9,7 @@ from html.parser import HTMLParser
 import pytest
 from helpers.caches import HOUR, Cache, key
 
-from safecache.cli import report, stats
+from safecache.cli import stats
 
 HOSTILE = "<script>alert(1)</script>\x1b[31m\u202e&amp;"
 
@@ -53,7 +53,7 @@ class Page(HTMLParser):
 def page(run, cache, tmp_path, monkeypatch):
     def make(*options, examined=False):
         if not examined:
-            monkeypatch.setattr(report, "examine", lambda import_torch: [])
+            monkeypatch.setattr(stats, "examine", lambda import_torch: [])
         done = run("report", cache.root, "-o", tmp_path / "page.html", *options)
         assert done.code == 0, done.err
         assert done.out == f"report written to {tmp_path / 'page.html'}\n"

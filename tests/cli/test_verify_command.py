@@ -11,7 +11,7 @@ import pytest
 from helpers.caches import HOUR, Cache
 from helpers.listed import entry
 
-from safecache.cli import entries, view
+from safecache.cli import keys, view
 from safecache.files import parallel
 from safecache.signing import keyring
 from safecache.upkeep import audit
@@ -104,11 +104,11 @@ def test_reader_that_fails_ends_the_others(cache):
 
 def test_entry_that_is_removed_meanwhile_is_told_as_unreadable(cache, run, monkeypatch):
     path = entry(cache, "a")
-    walk = entries.layout.walk
+    walk = keys.layout.walk
 
     def and_remove(root):
         yield from list(walk(root))
         path.unlink()
 
-    monkeypatch.setattr(entries.layout, "walk", and_remove)
+    monkeypatch.setattr(keys.layout, "walk", and_remove)
     assert json.loads(run("verify", cache.root, "--json").out)["outcomes"] == {"unreadable": 1}

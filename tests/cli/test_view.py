@@ -35,5 +35,5 @@ def test_what_has_no_data_is_printed_as_text(capsys):
 
 
 def test_run_does_not_wait_for_what_prints():
-    code = "import sys; import safecache.cli.main, safecache.cli.run; assert 'rich' not in sys.modules"
+    code = "import sys; import safecache.cli.main; assert 'rich' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=SOURCE)

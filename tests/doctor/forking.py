@@ -14,7 +14,7 @@ from contextlib import suppress
 
 from safecache.cli import doctor  # noqa: F401
 from safecache.cli.main import main
-from safecache.doctor.examination import CHECKS
+from safecache.doctor import CHECKS
 
 with suppress(ImportError):  # once, for all of them
     import redis  # noqa: F401

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from conftest import needs_root
 
-from safecache.doctor import file_systems
+from safecache.doctor import directories
 from safecache.files import mounts
 from safecache.settings import config
 
@@ -39,7 +39,7 @@ def told(tmp_path, monkeypatch):
         for name, value in settings.items():
             monkeypatch.setenv(name, value.format(tmp_path))
         monkeypatch.setattr(config, "_current", None)
-        checks = (file_systems.check_file_systems, file_systems.check_local_level)
+        checks = (directories.check_file_systems, directories.check_local_level)
         return {each.code: each for check in checks for each in check(config.child_environment())}
 
     return tell

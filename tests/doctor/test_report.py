@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
-from safecache.doctor import examination, finding, installation
-from safecache.doctor.examination import Check, examine
+from safecache import doctor
+from safecache.doctor import Check, examine, finding, installation
 from safecache.settings import config
 
 
@@ -55,7 +55,7 @@ def only(monkeypatch, tmp_path):
     def use(**checks):
         monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
         monkeypatch.setattr(config, "_current", None)
-        monkeypatch.setattr(examination, "CHECKS", {name: Check(find) for name, find in checks.items()})
+        monkeypatch.setattr(doctor, "CHECKS", {name: Check(find) for name, find in checks.items()})
 
     return use
 
@@ -74,7 +74,7 @@ def test_check_that_does_not_end_is_a_finding(only, monkeypatch):
         yield finding.info("first", "found before it hung")
         waiting.wait(60)
 
-    monkeypatch.setattr(examination, "_DEADLINE", 0.2)
+    monkeypatch.setattr(doctor, "_DEADLINE", 0.2)
     only(slow=hanging, versions=installation.check_versions)
     found = examine(import_torch=False)
     waiting.set()

@@ -89,7 +89,7 @@ ELSEWHERE = {
     "tiers/directory_faults.py": "a cache's root itself",
     "history/__init__.py": "a cache's root itself",
     "integrations/tilelang.py": "a cache's root itself",
-    "doctor/file_systems.py": "what it tries in a directory of its own, through that directory's descriptor",
+    "doctor/directories.py": "what it tries in a directory of its own, through that directory's descriptor",
     "doctor/installation.py": "a temporary directory",
     "code/exec_directory.py": "the directory for code on other mounts",
     "files/opening.py": "a copy in a private directory, or beside a package",

@@ -29,8 +29,8 @@ from safecache.signing import keyring, provenance, seal, trust
 from safecache.signing.keys import Key
 from safecache.store import bundles, directories, entry_files, gate, manifests, quarantine
 from safecache.upkeep import catalogue, eviction
-from safecache.upkeep.quarantined import listed as in_quarantine
-from safecache.upkeep.quarantined import objection as against_restoring
+from safecache.upkeep.audit import find_objection as against_restoring
+from safecache.upkeep.audit import list_quarantined as in_quarantine
 
 GIANT = 1 << 40
 # All that a command may read to tell of a dozen files; far less than any giant has.

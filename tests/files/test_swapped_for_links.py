@@ -17,7 +17,7 @@ from crashes.test_crash_reports import facts
 from helpers.caches import DAY, at_each_rename
 from helpers.key_cases import MAC
 
-from safecache.doctor import directories, file_systems
+from safecache.doctor import directories
 from safecache.errors import EntryRefusedError
 from safecache.explain import key_records
 from safecache.explain.key_records import KeyRecord
@@ -290,7 +290,7 @@ def test_what_a_directory_is_tried_with_is_not_written_elsewhere(tmp_path, docum
 
         monkeypatch.setattr(filesystem, "mkdir", exchanged)
         assert directory_faults.probe(str(tmp_path / "cache"))
-        found = [each.code for each in file_systems._tried(directories.of({})[0], str(tmp_path / "cache"))]
+        found = [each.code for each in directories._tried(directories.of({})[0], str(tmp_path / "cache"))]
         assert found == ["not-probed"]
 
 

@@ -28,7 +28,7 @@ from safecache.places.layout import CodeFile
 from safecache.places.refs import Ref
 from safecache.reporting import report
 from safecache.reporting.kinds import Kind, Reason
-from safecache.settings import timestamps
+from safecache.settings import units
 from safecache.signing import key_files, keyring, keys, provenance, seal, trust
 from safecache.signing.keys import Algorithm, Key
 from safecache.store import attestations, gate
@@ -204,11 +204,11 @@ def check_timestamp(content: bytes) -> None:
     """A moment, or ValueError; what is written of it is the same moment, to the second."""
     text = content.decode("utf-8", "surrogateescape")
     try:
-        seconds = timestamps.parse(text)
-        written = timestamps.write(seconds)
+        seconds = units.parse_time(text)
+        written = units.write_time(seconds)
     except (ValueError, OverflowError):
         return
-    assert timestamps.parse(written) == int(seconds), written
+    assert units.parse_time(written) == int(seconds), written
 
 
 # --- names

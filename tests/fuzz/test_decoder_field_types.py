@@ -14,7 +14,7 @@ import zlib
 import pytest
 from helpers.key_cases import MAC
 
-from safecache.cli.quarantine import crash_rows
+from safecache.cli.gc import crash_rows
 from safecache.code import build_keys, triton_place
 from safecache.errors import KeyringError
 from safecache.explain import explanations, key_records
@@ -23,7 +23,7 @@ from safecache.isolation import crashes
 from safecache.isolation.client import Limits
 from safecache.places.layout import CodeFile
 from safecache.reporting.kinds import Kind
-from safecache.settings import timestamps
+from safecache.settings import units
 from safecache.signing import key_files, keyring, seal
 from safecache.store import manifests, quarantine
 from safecache.upkeep import catalogue
@@ -155,7 +155,7 @@ def check_key_record(document, key, tmp_path):
         packer = zlib.compressobj(wbits=key_records._GZIP)
         file.write(packer.compress(record) + packer.flush())
     for found in key_records.every(root):
-        assert timestamps.write(found.made) and timestamps.write(found.first)
+        assert units.write_time(found.made) and units.write_time(found.first)
         assert explanations.explain(found, root, saved=True)
 
 

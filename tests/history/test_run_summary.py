@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from safecache.cli import report
+from safecache.cli import stats
 from safecache.history import run_summary
 
 
@@ -82,7 +82,7 @@ def test_other_runs_are_named(write, run):
 
 
 def test_hits_that_were_compiled_again_are_told_where_there_are_some(write, run, tmp_path, monkeypatch):
-    monkeypatch.setattr(report, "examine", lambda import_torch: [])
+    monkeypatch.setattr(stats, "examine", lambda import_torch: [])
     root = write(line(time=1, run="none"), line(time=2, pid=1, counts={"compiled alike again": 3}), name="1")
     write(line(time=3, pid=2, counts={"compiled otherwise now": 1, "compiled alike again": 2}), name="2")
     said = json.loads(run("stats", root, "--json").out)

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from safecache.cli import report
+from safecache.cli import stats
 from safecache.history import run_summary
 
 KEY, OTHER = "f" + "b" * 51, "f" + "c" * 51
@@ -64,7 +64,7 @@ def test_explanation_of_a_key_names_its_compiler(write, run):
 
 
 def test_page_has_a_row_for_each_compile(write, run, tmp_path, monkeypatch):
-    monkeypatch.setattr(report, "examine", lambda import_torch: [])
+    monkeypatch.setattr(stats, "examine", lambda import_torch: [])
     root = write(*EIGHT, wait(9, 101, 1.0, 2.0, key="<b>nobody's</b>"))
     assert run("report", root, "-o", tmp_path / "page.html").code == 0
     page = (tmp_path / "page.html").read_text()

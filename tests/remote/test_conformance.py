@@ -14,8 +14,8 @@ from safecache.remote.stores import Terms
 from safecache.settings import config
 from safecache.testing import failing
 from safecache.testing.tiers import Held, TierTests
-from safecache.upkeep import remote_contents
-from safecache.upkeep.remote_contents import Remote
+from safecache.upkeep import copies
+from safecache.upkeep.copies import Remote
 
 from .conftest import make_bucket
 from .liars import HOW, failing_as
@@ -63,8 +63,8 @@ class RemoteTests(TierTests):
         def forget(ref):
             """As the command gc does."""
             remote, name = client.background_client(), parcels.remote_object_name(ref.kind, ref.key)
-            going = [each for each in remote_contents.listed(remote) if each.stored.name.endswith(name)]
-            return bool(remote_contents.remove(remote, going).removed)
+            going = [each for each in copies.list_remote(remote) if each.stored.name.endswith(name)]
+            return bool(going) and not copies.remove_held(remote, going)
 
         return Held(tier, Stored(url), fill=fill, failures=ways, source=source, forget=forget)
 

@@ -8,7 +8,7 @@ import pytest
 
 from safecache.remote import directory_store, stores
 from safecache.remote.stores import Oversized, Terms
-from safecache.upkeep import remote_contents
+from safecache.upkeep import copies
 
 NAME = f"safecache/2/default/fx_graph/{'f' * 20}@0123456789ab"
 
@@ -127,9 +127,9 @@ def test_only_names_of_ours_are_removed(store, root):
         path.write_bytes(b"x")
         os.utime(path, (0, 0))
     remote = _Remote(store)
-    held = remote_contents.listed(remote)
+    held = copies.list_remote(remote)
     assert len(held) == len(OURS) + len(OTHERS)
-    going = remote_contents.chosen(held, 1e9, 0, 1)
+    going = copies.choose_oldest(held, 1e9, 0, 1)
     assert sorted(each.stored.name for each in going) == sorted(f"safecache/2/default/{name}" for name in OURS)
 
 

@@ -13,7 +13,7 @@ import pytest
 from helpers import filled, in_process
 
 import safecache
-from safecache.doctor import remote
+from safecache.doctor import contents
 from safecache.remote import client, directory_store, redis_store, stores
 from safecache.settings import config
 from safecache.signing import keyring
@@ -27,7 +27,7 @@ pytest.importorskip("redis")
 
 
 def findings():
-    return {found.code: found for found in remote.check_remote({})}
+    return {found.code: found for found in contents.check_remote({})}
 
 
 @pytest.fixture
@@ -109,7 +109,7 @@ def test_nobody_answers(settings):
 
 
 def test_silent_server(settings, monkeypatch):
-    monkeypatch.setattr(remote, "_TIMEOUT", 0.3)
+    monkeypatch.setattr(contents, "_TIMEOUT", 0.3)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         settings(SAFECACHE_REMOTE=f"redis://127.0.0.1:{silent.getsockname()[1]}/0")
         [found] = findings().values()
@@ -183,7 +183,7 @@ def test_clock_that_what_was_written_tells(settings, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(("seconds", "code"), [(0.3, "remote-slow"), (1.5, "remote-too-slow")])
 def test_slow_answers(url, monkeypatch, seconds, code):
-    monkeypatch.setattr(remote, "_times", lambda store: (2 * seconds, seconds))
+    monkeypatch.setattr(contents, "_times", lambda store: (2 * seconds, seconds))
     found = findings()[code]
     assert f"{1000 * seconds:.1f} ms" in found.evidence
 

@@ -20,7 +20,7 @@ from safecache.errors import (
     SafecacheError,
     UnpicklableEntryError,
 )
-from safecache.reporting import events, policy
+from safecache.reporting import events
 from safecache.reporting.kinds import Count, Reason
 from safecache.reporting.report import suggest_fix
 
@@ -98,12 +98,12 @@ def test_every_reason_is_in_the_table():
 
 @BY_REASON
 def test_strict_mode_raises_what_the_table_says(reason):
-    assert policy.decide(reason, strict=True) == TABLE[reason]
+    assert events.decide(reason, strict=True) == TABLE[reason]
 
 
 @BY_REASON
 def test_default_mode_never_raises_and_does_the_rest_alike(reason):
-    assert policy.decide(reason, strict=False) == (*TABLE[reason][:2], None)
+    assert events.decide(reason, strict=False) == (*TABLE[reason][:2], None)
 
 
 @BY_REASON

@@ -33,7 +33,7 @@ from safecache.signing import key_files, keyring, provenance, seal
 from safecache.signing.keys import Key
 from safecache.store import attestations, gate, manifests
 from safecache.tiers import fallback, levels
-from safecache.upkeep import audit, quarantined
+from safecache.upkeep import audit
 from safecache.upkeep.audit import adopt
 from scenes import artifact_scenes
 
@@ -673,9 +673,9 @@ def _adopt(root):
 
 def _use_and_restore(sink):
     sink.attempt()
-    for item in quarantined.listed([sink.cache_root]):
+    for item in audit.list_quarantined([sink.cache_root]):
         with contextlib.suppress(EntryRefusedError, FileExistsError):
-            quarantined.restore(item)
+            audit.restore_quarantined(item)
 
 
 @contextlib.contextmanager

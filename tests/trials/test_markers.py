@@ -23,12 +23,12 @@ from safecache.places.refs import Ref
 from safecache.ports import Admitted, Use, tell
 from safecache.reporting import events, waits
 from safecache.reporting.kinds import Count, Kind, Reason
-from safecache.settings import config, timestamps
+from safecache.settings import config, units
 from safecache.signing import side_records
 from safecache.store import quarantine
 from safecache.trials import markers, strikes
 from safecache.trials.markers import Blame
-from safecache.upkeep import quarantined
+from safecache.upkeep import audit
 
 FX = "fxgraph/ab/fabkey/entry"
 AOT = "aotautograd/akey/entry"
@@ -554,9 +554,9 @@ def test_what_was_set_aside_and_why_is_listed_by_name(cache, run):
         ("FX graph entry fabkey", "set aside at the next death"),
         ("AOTAutograd entry akey", "not looked up for 30 days"),
         (LIBRARY, "set aside"),
-        (quarantined._ELSEWHERE, "set aside"),
+        (audit._ELSEWHERE, "set aside"),
     }
-    assert all(timestamps.parse(each["moment"]) <= time.time() and each["root"] == str(cache) for each in found)
+    assert all(units.parse_time(each["moment"]) <= time.time() and each["root"] == str(cache) for each in found)
     lines = run("ls", "--crashed", cache).lines
     assert len(lines) == 4 and any(line.endswith(f"first run of {LIBRARY} (set aside)") for line in lines)
     run("forget", "--all", "--in", cache)

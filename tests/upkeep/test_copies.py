@@ -17,8 +17,7 @@ from safecache.reporting.kinds import Kind
 from safecache.signing import keyring, provenance, seal
 from safecache.testing import failing
 from safecache.upkeep import copies, packing
-from safecache.upkeep.copies import Caches, Directory, Fate
-from safecache.upkeep.remote_contents import Remote
+from safecache.upkeep.copies import Caches, Directory, Fate, Remote
 
 pytest.importorskip("zstandard")
 PLACES = ("directory", "pack", "remote")

@@ -160,7 +160,7 @@ def test_adopt_seals_no_package_that_others_could_have_written(tmp_path, each_ex
     (root / "model.pt2").write_bytes(GOOD)
 
     def run(root):
-        audit.each([(str(root), lambda: packages.adopt(str(root / "model.pt2")))])
+        audit.seal_each([(str(root), lambda: packages.adopt(str(root / "model.pt2")))])
 
     each_exchange(run, root, "model.pt2", {GOOD})
 

@@ -259,7 +259,7 @@ def test_cuda_is_not_initialised_and_no_gpu_is_a_note(copied):
     code = """
         import json, sys
         from safecache.doctor.comparison import Baseline
-        from safecache.doctor.examination import compare
+        from safecache.doctor import compare
         from safecache.upkeep import packing
         baked = packing.collect([sys.argv[1]])
         baked["builds"]["gpu"] = ["sm_90"]
