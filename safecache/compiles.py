@@ -87,10 +87,12 @@ class Compile(threading.local):
     package = ""
     # Whether a kernel is taken that was found, for which torch asks whether there are workers.
     has_kernel = False
-    # Of Triton: what it has computed the key of, and not looked up yet; whether it is in triton.compile(); the
-    # code.triton_files.KernelWrite; whether what it hands to its remote cache was made here.
+    # Of Triton: what it has computed the key of, and not looked up yet; whether it is in triton.compile(), and whether
+    # that lookup was reported; the code.triton_files.KernelWrite; whether what it hands to its remote cache was made
+    # here.
     kernel: Any = None
     makes_kernel = False
+    is_told = False
     kernel_write: Any = None
     is_sending = False
     # Of what is built: who decides on torch's locks; the lock of an extension's directory, and whether only its plan is
@@ -100,9 +102,9 @@ class Compile(threading.local):
     is_planning = False
     written = ""
     build: Any = None
-    # Of features: the flights that it compiles in, and whether it may wait there; the trial;
-    # a tuning whose configurations are shared out; the tunings of isolation, the one whose turn it is, whether a kernel
-    # is only asked for; a server's model; the lines of a key, where they
+    # Of features: the flights that it compiles in, and whether it may wait there; the trial; a tuning whose
+    # configurations are shared out; the tunings of isolation, the one whose turn it is, whether a kernel is only asked
+    # for, and what was made for this triton.compile() before it began; a server's model; the lines of a key, where they
     # are wanted.
     flights: tuple[Any, ...] = ()
     waits = True
@@ -111,6 +113,7 @@ class Compile(threading.local):
     tunings: Any = None
     kernel_tuning: Any = None
     asks_kernel = False
+    made: Any = None
     served: Mapping[str, str] = MappingProxyType({})
     key_lines: list[str] | None = None
 

@@ -223,6 +223,10 @@ class Compiler(Protocol):
         """This thread is about to look it up."""
         return None
 
+    def compile(self, source: Any, options: tuple[Any, ...], work: Callable[[], Any]) -> Any:
+        """What ``work`` returns, which is triton.compile() of ``source`` with these further arguments."""
+        return work()
+
     def make(
         self, request: KernelRequest | None, manager: Any, directory: str, found: dict[str, str] | None
     ) -> dict[str, str] | None:

@@ -119,6 +119,10 @@ class Search:
         """End as a miss, since torch could not use what it found; the caller raises the exception."""
         self._end(Outcome.MISS, Reason.UNLOADABLE, _in_words(error))
 
+    def let_go(self) -> None:
+        """End unrecorded, as part of a lookup that has been reported."""
+        self.ended = True
+
     def failed(self, error: BaseException) -> None:
         """End because of an exception, which the caller raises."""
         if self._refusal is not None:

@@ -143,7 +143,7 @@ def get_group(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
         if _is_cache(instance):
             with _search(instance.cache_dir, filename) as search:
                 found = triton_files.get_group(instance.cache_dir, filename)
-                if found is None:
+                if found is None and not compiles.current.is_told:
                     found = _awaited(search, instance.cache_dir, filename)
                 _end(search, filename, found)
             return plugs.compiler.make(_take_request(filename), instance, instance.cache_dir, found)
@@ -253,6 +253,8 @@ def _name_of(filename: str) -> str:
 
 def _end(search: Search, filename: str, found: dict[str, str] | None) -> None:
     """Triton compiles unless the group holds the file it asks for, and always with TRITON_ALWAYS_COMPILE."""
+    if compiles.current.is_told:
+        return search.let_go()
     request = _request(filename)
     if found is None and request is not None:
         tell(Compiling(search.ref, request, lambda: _name_of(filename)))

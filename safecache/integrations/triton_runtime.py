@@ -34,11 +34,14 @@ _INSTEAD_LISTENER = "triton.knobs.compilation.listener: it hears of compiles tha
 def compile(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
     """triton.compile, which can pass through several of these, one for each module."""
 
-    if compiles.current.makes_kernel:
-        return wrapped(*args, **kwargs)
-    flight = plugs.single_flight.compile_scope(Kind.KERNEL, math.inf)
-    with compiles.scope(makes_kernel=True), triton_files.compiling(), flight:
-        return wrapped(*args, **kwargs)
+    def compiled(src: Any, target: Any = None, options: Any = None, _env_vars: Any = None) -> Any:
+        if compiles.current.makes_kernel:
+            return wrapped(*args, **kwargs)
+        flight = plugs.single_flight.compile_scope(Kind.KERNEL, math.inf)
+        with compiles.scope(makes_kernel=True, is_told=False), triton_files.compiling(), flight:
+            return plugs.compiler.compile(src, (target, options, _env_vars), lambda: wrapped(*args, **kwargs))
+
+    return compiled(*args, **kwargs)
 
 
 @hook(

@@ -7,6 +7,7 @@ still to come are compiled along with the current one. Nothing that this imports
 from __future__ import annotations
 
 import functools
+import hashlib
 import os
 import sys
 import weakref
@@ -15,8 +16,11 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from safecache import compiles
+from safecache.entries import searches
 from safecache.patching.hook import hook
-from safecache.ports import KernelRequest
+from safecache.places.refs import locate
+from safecache.ports import Compiling, KernelRequest, tell
+from safecache.reporting.kinds import Kind
 from safecache.settings import config, settings
 
 if TYPE_CHECKING:
@@ -27,6 +31,7 @@ __all__ = [
     "Tuning",
     "begin",
     "bench",
+    "compile",
     "is_isolated",
     "make",
     "prune_configs",
@@ -44,6 +49,59 @@ _OF_THE_COMPILE = {
     "override": "TRITON_KERNEL_OVERRIDE",
     "dump_ir": "TRITON_KERNEL_DUMP",
 }
+
+
+class _Compiled(BaseException):
+    """Ends a triton.compile() that has a listener: to that, the hit on what we compiled would be no compile.
+
+    Not an Exception, which a caller in between might report or take for a failure.
+    """
+
+    def __init__(self, source: Any, key: str, group: dict[str, str], times: dict[str, Any]) -> None:
+        self.source, self.key, self.group, self.times = source, key, group, times
+
+    def told(self) -> Any:
+        """What triton.compile() returns, once the listener has been called."""
+        knobs, compiler = sys.modules["triton"].knobs, sys.modules["triton.compiler.compiler"]
+        kernel = compiler.CompiledKernel(self.source, self.group, hashlib.sha256(self.key.encode()).hexdigest())
+        if knobs.compilation.listener is not None:
+            knobs.compilation.listener(
+                src=self.source,
+                metadata=kernel.metadata._asdict(),
+                metadata_group=self.group,
+                times=knobs.CompileTimes(**self.times),
+                cache_hit=False,
+            )
+        return kernel
+
+
+def compile(source: Any, options: tuple[Any, ...], work: Callable[[], Any]) -> Any:
+    """As Compiler.compile(): a file of IR, which it would parse first of all, is compiled before it if it is missing.
+
+    Raises what ``work`` does, and compiling.ahead().
+    """
+    try:
+        with compiles.scope(made=_ahead(source, *options) if isinstance(source, str) and is_isolated() else None):
+            return work()
+    except _Compiled as end:
+        return end.told()
+
+
+def _ahead(src: str, target: Any, options: Any, variables: Any) -> Any:
+    """What is made of a file of IR before Triton reads it; None if it is cached, or is to be compiled here."""
+    from safecache.isolation import compiling
+    from safecache.isolation.client import current_limits
+
+    ahead = compiling.ahead(src, target, options, variables, lambda: current_limits(tuning=_is_tuning()))
+    if ahead is None or stays(ahead.request.source.name):
+        return None
+    # The miss is reported before the compile, as any other; Triton's own lookup will find the result.
+    ref = locate(Kind.KERNEL, ahead.directory, os.path.dirname(ahead.directory))
+    with searches.track_lookup(ref, lambda: ahead.name) as search:
+        tell(Compiling(ref, KernelRequest(*ahead.request[:4], ahead.variables), lambda: ahead.name))
+        compiles.current.is_told = True
+        search.missed()
+    return compiling.obtain(ahead.request, ahead.manager)
 
 
 def stays(kernel: str) -> bool:
@@ -103,8 +161,10 @@ def make(
     """As Compiler.make(). Raises as compiling.obtain()."""
     if request is None:
         return found
-    always_compile = sys.modules["triton"].knobs.compilation.always_compile
-    if not is_isolated() or (found is not None and not always_compile):
+    knobs = sys.modules["triton"].knobs
+    if found is not None and not knobs.compilation.always_compile:
+        return _listened(request, found, compiles.current.made)
+    if not is_isolated():
         return found
     # Not at the top, since a process that only hits needs none of it.
     from safecache.isolation import compiling
@@ -114,7 +174,15 @@ def make(
         return found
     limits = current_limits(tuning=_is_tuning())
     made = compiling.obtain(Request(*request[:4], request.metadata, os.path.dirname(directory), limits), manager)
-    return found if made is None else made
+    return found if made is None else _listened(request, made.group, made)
+
+
+def _listened(request: KernelRequest, group: dict[str, str], made: Any) -> dict[str, str]:
+    """The group; raises _Compiled if a listener has to hear that it was ``made`` for this compile."""
+    has_listener = sys.modules["triton"].knobs.compilation.listener is not None
+    if made is not None and compiles.current.makes_kernel and has_listener:
+        raise _Compiled(request.source, request.key, group, made.times)
+    return group
 
 
 def _is_tuning() -> bool:

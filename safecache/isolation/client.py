@@ -436,7 +436,7 @@ class Limits(NamedTuple):
 class Request(NamedTuple):
     """What triton.compile() is about to look up in the cache ``root``: ``key`` is its cache key.
 
-    ``metadata``: the name of the file that the lookup is for.
+    ``metadata``: the name of the file that the lookup is for, "" if it is unknown.
     """
 
     source: Any

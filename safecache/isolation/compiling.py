@@ -3,28 +3,37 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import itertools
 import os
+import re
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, closing, suppress
+from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from safecache import compiles
 from safecache.code.triton_place import LIST
 from safecache.files import opening, private_directory
 from safecache.isolation import client, crashes, encoding, protocol
 from safecache.isolation.client import Limits, Outcome, Request
+from safecache.places import layout
 from safecache.ports import KernelRequest
 from safecache.reporting import events
 from safecache.reporting.kinds import Count, Kind, Reason
 from safecache.store import entry_files
+from safecache.tiers import fallback
 
 __all__ = [
+    "Ahead",
     "Attempt",
+    "Made",
+    "Manager",
     "UnusableError",
+    "ahead",
     "in_process",
     "obtain",
     "run",
@@ -40,13 +49,30 @@ class UnusableError(Exception):
     """A worker's result is not the kernel, or there is no directory for it. The text says why."""
 
 
+class Manager(Protocol):
+    """Triton's cache manager, ours or one that wraps it."""
+
+    def put(self, data: bytes, filename: str) -> str:
+        """Store a file and return its path."""
+
+    def put_group(self, filename: str, group: dict[str, str]) -> object:
+        """Store the list of the files."""
+
+
+class Made(NamedTuple):
+    """The paths of the kernel's files by name; ``times``: those of the stages in µs, as in knobs.CompileTimes."""
+
+    group: dict[str, str]
+    times: dict[str, Any]
+
+
 def in_process(what: str, why: str, error: BaseException | None = None) -> None:
     """Report, once per reason, that ``what`` is compiled in this process."""
     events.report(Reason.NOT_ISOLATED, f"{what} is not isolated: {why}.", cause=why, remedy=_REMEDY, error=error)
 
 
-def obtain(request: Request, manager: Any) -> dict[str, str] | None:
-    """The paths of the kernel's files, now in the cache, by name; None if it is to be compiled in this process.
+def obtain(request: Request, manager: Manager) -> Made | None:
+    """The compiled kernel, now in the cache; None if it is to be compiled in this process.
 
     ``manager``: Triton's cache manager, ours or one that wraps it. None also if Triton rejects the kernel, so that
     Triton itself raises the error here. Raises TritonCompileCrash, and Triton's PTXASError, which needs no second
@@ -96,7 +122,7 @@ def _others(asked: Iterable[KernelRequest], request: Request) -> Iterator[Reques
                 yield other
 
 
-def _taken(request: Request, manager: Any, attempt: Attempt) -> dict[str, str] | None:
+def _taken(request: Request, manager: Manager, attempt: Attempt) -> Made | None:
     """What the worker has made, put into the cache; None if it has rejected the kernel. Raises as obtain() does."""
     outcome, directory = attempt.outcome, attempt.directory
     reply = outcome.reply or {}
@@ -117,14 +143,14 @@ def _taken(request: Request, manager: Any, attempt: Attempt) -> dict[str, str] |
     group = {name: manager.put(content, name) for name, content in contents.items()}
     manager.put_group(list(group)[-1], group)
     events.count(Count.ISOLATED, seconds=outcome.seconds)
-    return group
+    return Made(group, _times(reply))
 
 
 def _contents(request: Request, reply: dict[str, Any], directory: str) -> dict[str, bytes]:
     """The files that the worker wrote by name, sorted, the kernel's metadata last. Raises UnusableError."""
     if reply.get("key") != request.hash:
         raise UnusableError("the process that compiled it came to another cache key")
-    folder, metadata = reply.get("folder"), request.metadata
+    folder, metadata = reply.get("folder"), request.metadata or str(reply.get("metadata"))
     is_name = isinstance(folder, str) and os.path.basename(folder) == folder
     if not is_name or folder in ("", os.curdir, os.pardir) or reply.get("metadata") != metadata:
         raise UnusableError("the process that compiled it tells of other files")
@@ -144,6 +170,22 @@ def _contents(request: Request, reply: dict[str, Any], directory: str) -> dict[s
     except (OSError, opening.UnusableEntry, KeyError) as error:
         raise UnusableError(f"what it has made cannot be read: {error}") from error
     return contents
+
+
+def _times(reply: dict[str, Any]) -> dict[str, Any]:
+    """The times for Triton's listeners, in µs; 0 for invalid values."""
+    told = reply.get("times")
+    times = told if isinstance(told, dict) else {}
+    stages = times.get("lowering_stages")
+    pairs = [each for each in stages if isinstance(each, list) and len(each) == 2] if isinstance(stages, list) else []
+    names = ("ir_initialization", "store_results")
+    return {name: _microseconds(times.get(name)) for name in names} | {
+        "lowering_stages": [(str(stage), _microseconds(time)) for stage, time in pairs]
+    }
+
+
+def _microseconds(value: Any) -> int:
+    return value if isinstance(value, int) else 0
 
 
 class Attempt(NamedTuple):
@@ -263,3 +305,76 @@ def _job(request: Request) -> dict[str, Any]:
         "triton_key": sys.modules["triton.runtime.cache"].triton_key(),
         "backend_key": request.backend.hash(),
     }
+
+
+# What Triton takes from the text: IRSource.parse_options, 3.6 to 3.9.
+# And what it calls the kernel: its first function that is not private.
+_ENTRY = re.compile(r'\btt\.func\s+(?:public\s+)?@"?([^\s"(]+)')
+_STATED = {
+    "num_warps": re.compile(r'"ttg\.num-warps" = (\d+)'),
+    "num_ctas": re.compile(r'"ttg\.num-ctas" = (\d+)'),
+}
+_PARSED = ("ttir", "ttgir", "glir")
+
+
+class Ahead(NamedTuple):
+    """A compile to be made before Triton reads the IR file. ``directory``: where the kernel's files belong."""
+
+    request: Request
+    variables: Any
+    directory: str
+    manager: Manager
+
+    @property
+    def name(self) -> str:
+        """What Triton calls the kernel."""
+        found = _ENTRY.search(self.request.source.src)
+        return f"@{found[1]}" if found is not None else str(self.request.source.name)
+
+
+def ahead(
+    path: str, target: Any, options: dict[str, Any] | None, variables: Any, limits: Callable[[], Limits]
+) -> Ahead | None:
+    """The compile to make before Triton reads ``path``; None if it is cached, or cannot be isolated."""
+    compiler = sys.modules["triton.compiler.compiler"]
+    source = _unparsed(compiler, path)
+    if source is None:
+        return None
+    backend = compiler.make_backend(target or compiler.driver.active.get_current_target())
+    found = {} if source.ext == "ttir" else {name: said.search(source.src) for name, said in _STATED.items()}
+    stated = {name: int(match[1]) for name, match in found.items() if match}
+    parsed = backend.parse_options({**(options or {}), **stated})
+    variables = compiler.get_cache_invalidating_env_vars() if variables is None else variables
+    key = sys.modules["triton.runtime.cache"].get_cache_key(source, backend, parsed, variables)
+    manager = compiler.get_cache_manager(hashlib.sha256(key.encode()).hexdigest())
+    directory = getattr(getattr(manager, "_file_cache_manager", manager), "cache_dir", "")
+    if not directory:
+        return None
+    root = os.path.dirname(directory)
+    places = [directory, *(place for place, _ in fallback.iter_lower_paths(directory, root))]
+    if any(name.startswith(LIST) for place in places for name in _names_in(place)):
+        return None  # whoever stored the group has parsed the file
+    return Ahead(Request(source, backend, parsed, key, "", root, limits()), variables, directory, manager)
+
+
+def _names_in(place: str) -> list[str]:
+    try:
+        return layout.list_entries(place)
+    except OSError:
+        return []  # reported by the lookup
+
+
+def _unparsed(compiler: Any, path: str) -> Any:
+    """An IRSource without the result of parsing; None for a file that is not parsed, or cannot be read."""
+    source = object.__new__(compiler.IRSource)
+    source.path, source.ext = path, Path(path).suffix[1:]
+    if source.ext not in _PARSED:
+        return None
+    try:
+        source.src = Path(path).read_text()
+    except (OSError, ValueError):
+        return None  # Triton raises that itself
+    languages = sys.modules["triton.backends.compiler"].Language
+    source.language = languages.GLUON if source.ext == "glir" else languages.TRITON
+    source.name, source.signature = Path(path).name, {}
+    return source

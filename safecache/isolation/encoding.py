@@ -160,6 +160,7 @@ def rebuild_options(backend: Any, fields: dict[str, Any]) -> Any:
 
 # Knobs of use only in the process that launches kernels, or that holds the cache.
 _OF_THE_PARENT = {
+    "listener",
     "impl",
     "manager_class",
     "remote_manager_class",

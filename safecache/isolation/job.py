@@ -42,9 +42,9 @@ def run(job: dict[str, Any], directory: str) -> dict[str, Any]:
 
     ``job``: {"source": encoding.encode(…), "target": [backend, arch, warp size], "key": what get_cache_key() gave,
     "triton_key": what triton_key() gave, "backend_key": what the backend's hash() gave}. Replies {"key": the hash that
-    this process computes for the kernel, "folder", "metadata": the file names, and protocol.heard()}, or
-    {"error": {"type", "message", "stage": what was being made}}. The files state the parent's cache key even if ours
-    differs, which means that something was not sent. Anything else ends the process.
+    this process computes for the kernel, "folder", "metadata": the file names, "times": of the stages, in µs, and
+    protocol.heard()}, or {"error": {"type", "message", "stage": what was being made}}. The files state the parent's
+    cache key even if ours differs, which means that something was not sent. Anything else ends the process.
     """
     compile = _Compile(job, directory)
     with protocol.heard() as heard:
@@ -64,13 +64,14 @@ class _Compile:
         self.directory = directory
         self.stage = "source"
         self.own_key = ""
+        self.times: dict[str, Any] = {}
 
     def run(self) -> dict[str, Any]:
         # Set up Triton for this job only; the next one sets all of it again.
         encoding.apply(self.encoded["knobs"])
         own = {"dir": self.directory, "manager_class": cache.FileCacheManager, "remote_manager_class": None}
         vars(knobs.cache).update(own)
-        vars(knobs.compilation).update(listener=None, always_compile=True)
+        vars(knobs.compilation).update(listener=self._listen, always_compile=True)
         driver.set_active(_Driver(self.encoded["driver"]))
         # Hashing libtriton again would take as long as several compiles.
         cache.triton_key = lambda: self.job["triton_key"]
@@ -83,7 +84,7 @@ class _Compile:
         if self.encoded["kind"] == "lowered":
             Path(folder, f"{name.removesuffix('.json')}.source").write_text(self.encoded["text"], encoding="utf-8")
         key = hashlib.sha256(self.own_key.encode()).hexdigest()
-        return {"key": key, "folder": os.path.basename(folder), "metadata": name}
+        return {"key": key, "folder": os.path.basename(folder), "metadata": name, "times": self.times}
 
     def _key(self, *rest: Any, **named: Any) -> str:
         self.own_key = _get_cache_key(*rest, **named)
@@ -111,6 +112,9 @@ class _Compile:
             return make(*rest)
 
         return make_watched
+
+    def _listen(self, *, times: Any, **_: Any) -> None:
+        self.times = dict(vars(times))
 
 
 class _UnknownDriverError(Exception):

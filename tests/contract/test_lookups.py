@@ -167,13 +167,15 @@ def test_file_that_was_compiled_ahead_of_time_is_a_lookup_each_time_that_it_is_l
     assert names["damaged"] == (damaged if what == "function" else "scenes.models.Module"), names
 
 
-def test_kernel_of_a_file_is_looked_up_once(home):
+@pytest.mark.parametrize("isolate", ["0", "1"])
+def test_kernel_of_a_file_is_looked_up_once_wherever_it_is_compiled(home, isolate):
     pytest.importorskip("triton")
     path = home.base / "seven.ttir"
     path.write_text(SEVEN)
-    how = {"path": str(path)}
+    how = {"path": str(path), "env": {"SAFECACHE_ISOLATE": isolate}}
     cold = home.run(lookup_scenes.kernels_counted_by_triton, **how)
     assert agrees(cold) == {"triton miss: never seen": 2}
+    assert cold.stats.get("compiled in isolation", 0) == 2 * int(isolate)
     assert agrees(home.run(lookup_scenes.kernels_counted_by_triton, **how)) == {"triton hit": 2}
     path.write_text(SEVEN.replace("7", "8"))
     assert agrees(home.run(lookup_scenes.kernels_counted_by_triton, **how)) == {

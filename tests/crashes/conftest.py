@@ -78,6 +78,6 @@ FAULTY = {"wrong-instruction": "PTXASError", "wrong-types": "CompilationError"}
 def crashed(tmp_path_factory):
     """A home where one process has compiled what crashes, by the name of the kernel, and what does not."""
     home = Home(tmp_path_factory.mktemp("crashed"))
-    home.answer = home.compile(*DEADLY, "recovered", *FAULTY, "sound", env={"API_TOKEN": SECRET})
+    home.answer = home.compile(*DEADLY, "recovered", "empty-module", *FAULTY, "sound", env={"API_TOKEN": SECRET})
     home.crashes = {each["kernel"]: each for each in home.answer.result if each.get("how")}
     return home

@@ -42,9 +42,11 @@ def test_script_of_the_report_crashes_in_the_same_way(crashed, tmp_path, name):
 
 
 @of_crashed
-def test_script_of_the_report_fails_in_the_same_pass(crashed, tmp_path):
+def test_script_of_the_report_fails_in_the_same_pass_or_dies_of_the_same_file(crashed, tmp_path):
     done = reproduced(crashed.crashes["square"], tmp_path)
     assert "Assertion `" in done.stderr and "PassManager::run failed" in done.stderr
+    [file] = [crash for crash in crashed.crashes.values() if crash["signal"] == signal.SIGSEGV]
+    assert reproduced(file, tmp_path).returncode == -signal.SIGSEGV
 
 
 def test_hang_ends_with_the_timeout(home):

@@ -7,7 +7,10 @@ import types
 
 import pytest
 
+from safecache import compiles
+from safecache.integrations import triton_runtime
 from safecache.isolation import asked, client
+from safecache.ports import Compiler, plugs
 
 GB = 10**9
 
@@ -77,3 +80,14 @@ def call_from(module, function, **local):
 )
 def test_compile_is_one_of_several_where_somebody_tunes(module, function, local, is_tuning):
     assert call_from(module, function, **local) is is_tuning
+
+
+def test_a_compile_that_was_told_of_leaves_the_next_to_tell(monkeypatch):
+    class Telling(Compiler):
+        def compile(self, source, options, work):
+            compiles.current.is_told = True
+            return work()
+
+    monkeypatch.setattr(plugs, "compiler", Telling())
+    found = [triton_runtime.compile(lambda _: compiles.current.is_told, None, ("source",), {}) for _ in range(2)]
+    assert found == [True, True] and not compiles.current.is_told

@@ -31,9 +31,9 @@ class Manager:
 def obtain(monkeypatch, tmp_path):
     """Obtain a kernel from a worker that leaves these files, and replies this beside what it should."""
 
-    def run(files, links=(), holes=(), **replied):
-        request = Request(source, backend, SimpleNamespace(), "the key", "k.json", str(tmp_path), LIMITS)
-        reply = {"key": request.hash, "folder": "KEY", "metadata": "k.json"} | replied
+    def run(files, links=(), asked="k.json", holes=(), **replied):
+        request = Request(source, backend, SimpleNamespace(), "the key", asked, str(tmp_path), LIMITS)
+        reply = {"key": request.hash, "folder": "KEY", "metadata": "k.json", "times": {}} | replied
 
         def run(self, job, directory, *, timeout, memory):
             for name, content in files.items():
@@ -67,8 +67,8 @@ KERNEL = {"KEY/k.json": b"{}", "KEY/k.ttir": b"ir", "KEY/k.cubin": b"\0cubin"}
 def test_kernel_is_put_into_the_cache_with_its_list_last(obtain):
     made, manager = obtain(KERNEL | {"KEY/__grp__k.json": b"{}", ".tmp/x.ptx": b"left by ptxas"})
     assert manager.files == {"k.json": b"{}", "k.ttir": b"ir", "k.cubin": b"\0cubin"}
-    assert list(manager.files)[-1] == "k.json" and manager.groups == {"k.json": made}
-    assert made == {name: f"/cache/{name}" for name in manager.files}
+    assert list(manager.files)[-1] == "k.json" and manager.groups == {"k.json": made.group}
+    assert made.group == {name: f"/cache/{name}" for name in manager.files}
 
 
 @pytest.mark.parametrize(
@@ -88,6 +88,7 @@ def test_kernel_is_put_into_the_cache_with_its_list_last(obtain):
         {"metadata": "other.json"},
         {"metadata": "k.ttir"},
         {"metadata": None},
+        {"metadata": None, "asked": ""},
     ],
     ids=str,
 )
@@ -103,6 +104,36 @@ def test_reply_that_is_not_about_the_kernel_leaves_the_compile_here(obtain, chan
 def test_kernel_elsewhere_than_in_a_folder_of_the_directory_is_not_taken(obtain, folder, place):
     made, manager = obtain({f"{place}k.json": b"{}"}, folder=folder)
     assert made is None and manager.files == {}
+
+
+def test_metadata_is_what_the_worker_says_where_it_is_not_known(obtain):
+    made, manager = obtain(KERNEL, asked="", metadata="k.cubin")
+    assert list(made.group) == ["k.json", "k.ttir", "k.cubin"] and manager.groups == {"k.cubin": made.group}
+
+
+ZEROS = {"ir_initialization": 0, "store_results": 0, "lowering_stages": []}
+
+
+@pytest.mark.parametrize(
+    ("told", "taken"),
+    [
+        ({"ir_initialization": 3, "store_results": 2}, {"ir_initialization": 3, "store_results": 2}),
+        ({"lowering_stages": [["ttir", 5], ["ptx", 7]]}, {"lowering_stages": [("ttir", 5), ("ptx", 7)]}),
+        ({"lowering_stages": [["ttir", "5"], [7, 1]]}, {"lowering_stages": [("ttir", 0), ("7", 1)]}),
+        ({"ir_initialization": "3", "store_results": [2]}, {}),
+        ({"ir_initialization": None, "store_results": 2.5}, {}),
+        ({"lowering_stages": ["ab", 5, None, ["ttir"], ["ttir", 5, 5], {"a": 1, "b": 2}]}, {}),
+        ({"lowering_stages": {"ab": 1}}, {}),
+        ({"lowering_stages": 5}, {}),
+        ([["ir_initialization", 3]], {}),
+        ("ir_initialization", {}),
+        (None, {}),
+    ],
+    ids=str,
+)
+def test_times_are_taken_as_far_as_they_are_times(obtain, told, taken):
+    made, _ = obtain(KERNEL, times=told)
+    assert made.times == ZEROS | taken
 
 
 @pytest.mark.parametrize("files", [{}, {"KEY/k.ttir": b"ir"}], ids=["none", "no-metadata"])

@@ -10,6 +10,7 @@ import threading
 from types import SimpleNamespace
 from unittest import mock
 
+from crashes import crash_scenes
 from safecache.isolation import client
 
 log = []
@@ -186,6 +187,22 @@ def tune_until(kinds, error):
             log.append(str(raised))
         launch(kernel)
     return {"log": log, "threads": _threads()}
+
+
+def listen():
+    """What a listener hears of compiles, of a kernel and of a file with its IR, twice."""
+    import triton
+
+    heard = []
+
+    def listener(*, src, metadata, metadata_group, times, cache_hit):
+        stages = [name for name, _ in times.lowering_stages]
+        times_are_known = times.ir_initialization > 0 and all(time > 0 for _, time in times.lowering_stages)
+        heard.append([src.name, cache_hit, stages, times_are_known, metadata["num_warps"], sorted(metadata_group)])
+
+    triton.knobs.compilation.listener = listener
+    compiled = [crash_scenes.compile_ir(["ttir"]) for _ in range(2)]
+    return {"heard": heard, "compiled": compiled}
 
 
 def start_when_cold():

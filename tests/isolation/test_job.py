@@ -95,6 +95,7 @@ def test_files_are_under_the_key_of_the_parent_whatever_the_worker_computes(comp
     reply = compile(store)
     assert metadata(reply)["hash"] == "8254c329a92850f6d539dd376f4816ee2764517da5e0235514af433164480d7a"
     assert len(reply["key"]) == 64 and reply["key"] != metadata(reply)["hash"]
+    assert [stage for stage, _ in reply["times"]["lowering_stages"]] == ["ttir", "ttgir", "llir", "ptx", "cubin"]
 
 
 @pytest.mark.parametrize(
