@@ -11,6 +11,7 @@ import hashlib
 import io
 import json
 import os
+import tempfile
 import threading
 import time
 import zipfile
@@ -58,8 +59,7 @@ class _Directory:
         limit = time.monotonic() + _PATIENCE
         while not os.path.isdir(self._kernels) and time.monotonic() < limit:
             if self._take_lock():
-                staged = f"{self._kernels}.staged"
-                os.mkdir(staged)
+                staged = tempfile.mkdtemp(dir=self.place)
                 for archive in _table():
                     for name, code in _read(archive).items():
                         if name not in self._kept:
@@ -133,16 +133,16 @@ def redirect(variable: str, default: str) -> None:
     places = (wanted or default).split(os.pathsep)
     if all(sources.is_private(place) for place in places):
         return
-    if directory is None:
+    if directory is None and not config.current().observes:
         try:
             above = private_directory.run_directory(config.run_id())
         except PermissionError:
             above = private_directory.process_directory()
         directory = _Directory(os.path.join(above, variable))
     for place in places:
-        if place != directory.place:
+        if directory is None or place != directory.place:
             _tell_unsealed(place)
-    if config.current().observes:
+    if directory is None:
         return
     config.set_library_directory(variable, directory.place)
     if variable not in _directories.now:

@@ -198,13 +198,25 @@ def test_directory_that_another_has_made_for_the_run_is_not_used(machine):
     assert machine.found(**run) == NAMES
 
 
+def adopt(machine):
+    command = [sys.executable, "-m", "safecache", "adopt", str(machine.stock)]
+    done = subprocess.run(command, env=machine.environment, capture_output=True, text=True)
+    return done.returncode, done.stdout + done.stderr
+
+
 def test_adopted_kernels_are_used(machine):
     for name in NAMES:
         machine.compile_as_stock(name, f"\x7fELF code of {name}".encode())
-    command = [sys.executable, "-m", "safecache", "adopt", str(machine.stock)]
-    said = subprocess.run(command, env=machine.environment, capture_output=True, text=True, check=True).stdout
-    assert "1" in said
+    assert adopt(machine)[0] == 0
     assert machine.found() == [] and "adopt" not in machine.errors
+
+
+def test_kernel_that_others_could_write_is_not_adopted(machine):
+    machine.compile_as_stock(NAMES[0], b"planted")
+    (machine.stock / "cache" / NAMES[0] / "kernel.cubin").chmod(0o666)
+    code, said = adopt(machine)
+    assert code and str(machine.stock) in said, said
+    assert machine.found() == NAMES
 
 
 def test_pack_brings_them_to_another_path(machine, tmp_path_factory):
