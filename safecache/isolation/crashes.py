@@ -399,6 +399,20 @@ for stage, lower in stages.items():
     print(stage, flush=True)
     module = lower(module, metadata)
 '''
+# Of a compile that was given a file of IR.
+_PROGRAM_OF_A_FILE = '''\
+"""Has Triton {triton} crash as it did when it made the {stage} of {kernel}. Needs no GPU: python reproduce.py"""
+
+import os
+import tempfile
+
+import triton
+from triton.backends.compiler import GPUTarget
+
+path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "kernel.{ir}")
+os.environ["TRITON_CACHE_DIR"] = tempfile.mkdtemp()
+triton.compile(path, target=GPUTarget({backend!r}, {arch!r}, {warp_size!r}), options={options!r})
+'''
 _SUMMARY = "report.json"
 # Older reports are removed: the latest matter, and a kernel's IR can have megabytes.
 _MOST_REPORTS, _MOST_BYTES, _LARGEST_FILE = 100, 64 << 20, 8 << 20
@@ -462,13 +476,14 @@ def _files(request: Request, ended: dict[str, Any], stage: str, stderr: str, top
     # Both runs have the same output of the front end: one copy is enough.
     for name, path in {os.path.basename(path): path for path in found if path.endswith(".mlir")}.items():
         yield name, _read_file(path)
-    if "source" in reached:
+    if reached:
         # Those whose repr() evaluates to the same value.
         options = {name: value for name, value in vars(request.options).items() if _is_literal(value)}
-        program = _PROGRAM.format(
+        program = (_PROGRAM if reached[0] == "source" else _PROGRAM_OF_A_FILE).format(
             triton=described["versions"]["triton"],
             stage=stage,
             kernel=described["kernel"],
+            ir=reached[0],
             options=options,
             language=source.language.name,
             **described["target"],

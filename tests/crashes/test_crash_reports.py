@@ -54,7 +54,7 @@ def test_hang_ends_with_the_timeout(home):
     for crash in ended:
         assert (crash["error"], crash["how"]) == ("TritonCompileCrash", "timeout")
         assert "more than 2 s" in crash["text"] and "SAFECACHE_ISOLATE=1,timeout=" in crash["text"]
-    assert ended[1]["stage"] == "source" and not os.path.exists(os.path.join(crashes[1]["report"], "reproduce.py"))
+    assert ended[1]["stage"] == "source" and not os.path.exists(os.path.join(ended[1]["report"], "reproduce.py"))
 
 
 @of_crashed

@@ -63,7 +63,7 @@ def test_address_that_is_none_is_a_bad_setting(settings, url):
 
 def test_it_is_said_once_and_nobody_is_asked(settings, monkeypatch, caplog):
     settings(SAFECACHE_REMOTE="redis://127.0.0.1:1/0")
-    monkeypatch.setattr(extras.extras, "is_installed", lambda name: False)
+    monkeypatch.setattr(extras.config, "is_installed", lambda name: False)
     assert extras.report("redis://127.0.0.1:1/0")
     for remote in (client.current(), client.background_client()):
         assert not remote.may_read()
