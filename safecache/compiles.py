@@ -1,4 +1,4 @@
-"""What this thread compiles, or looks up before it would; and what a graph is called, whatever its key.
+"""States what this thread compiles, or looks up before it would; and what a graph is called, whatever its key.
 
 That is the function that Dynamo compiles, and which graph of it. It is asked at a miss only: it walks the stack, as
 torch tells nobody the function's code object at that point. The frame is that of ``_compile`` in

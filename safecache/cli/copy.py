@@ -116,7 +116,7 @@ def run_copy(arguments: argparse.Namespace) -> View:
 
 
 def run_diff(arguments: argparse.Namespace) -> View:
-    """What differs between two packs or caches; 1 if anything does. Raises SafecacheError or OSError."""
+    """Show what differs between two packs or caches; 1 if anything does. Raises SafecacheError or OSError."""
     require_zstandard()
     found, lines = list(packing.compare(arguments.A, arguments.B)), []
     for each in found:

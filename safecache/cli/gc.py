@@ -279,7 +279,7 @@ def _roots(caches: Iterable[str]) -> Iterator[str]:
 
 
 def view_crashes(caches: Iterable[str]) -> View:
-    """What has crashed in these caches. Raises OSError."""
+    """Show what has crashed in these caches. Raises OSError."""
     roots = list(_roots(caches))
     found = [row for root in roots for row in crash_rows(root)]
     first_runs = list(audit.list_struck(roots))
@@ -295,7 +295,7 @@ def view_crashes(caches: Iterable[str]) -> View:
 
 
 def crash_rows(root: str) -> Iterator[dict[str, Any]]:
-    """What has crashed Triton's compiler, by its reports and by what is skipped for it."""
+    """List what has crashed Triton's compiler, by its reports and by what is skipped for it."""
     notes = dict(crashes.listed(root))
     for path, summary in crashes.list_reports(root).items():
         note = notes.pop(str(summary.get("hash")), None)

@@ -235,7 +235,7 @@ def _locate(path: str) -> Iterator[Location]:
 
 
 def _view_sealing(result: Resealing) -> View:
-    """What was sealed; 1 if an entry was skipped."""
+    """Show what was sealed; 1 if an entry was skipped."""
     lines = [f"{result.sealed} files sealed, {result.already_sealed} were sealed already."]
     lines += [f"skipped {path}: {reason}" for path, reason in result.skipped]
     return View(result._asdict(), lines, int(bool(result.skipped)))

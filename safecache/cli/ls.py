@@ -349,7 +349,7 @@ def _digest(file: File) -> str | None:
 
 
 def _history(item: Item) -> Iterator[dict[str, str]]:
-    """What was quarantined from the item's place and is still in quarantine."""
+    """List what was quarantined from the item's place and is still in quarantine."""
     for each in audit.list_quarantined([item.directory]):
         folder, name = os.path.split(each.origin)
         if os.path.basename(folder) == item.group.name or name.startswith(f"{item.group.name}."):

@@ -329,7 +329,7 @@ def run_explain(arguments: argparse.Namespace) -> View:
 
 
 def _of_caches(roots: Iterable[str], what: str, of_run: str | None) -> Iterator[dict[str, Any]]:
-    """Of these and of Triton's in them; a record that two levels have once."""
+    """List the records of these caches and of Triton's in them; a record that two levels have comes once."""
     told: set[tuple[Kind, str]] = set()
     for root in roots:
         for cache in layout.triton_caches(root):
@@ -337,7 +337,7 @@ def _of_caches(roots: Iterable[str], what: str, of_run: str | None) -> Iterator[
 
 
 def _of_cache(root: str, what: str, of_run: str | None, told: set[tuple[Kind, str]]) -> Iterator[dict[str, Any]]:
-    """By the journal, where there is one; what it does not have, by the records alone, if they are not ``told``."""
+    """Explain misses by the journal, and what it lacks by the records alone, if they are not ``told``."""
     records = {(record.kind, record.key): record for record in key_records.every(root)}
     lines = run_summary.read(root)
     shared = run_summary.find_shared(lines)
@@ -375,7 +375,7 @@ def _row(record: KeyRecord, explanation: Explanation) -> dict[str, Any]:
 def _of_miss(
     line: Line, kind: Kind, reason: Reason, explanation: Explanation | None, shared: Shared | None
 ) -> dict[str, Any]:
-    """As the journal has it; with the differences where the key is what differs, and who waited for the compile."""
+    """Describe a miss as the journal has it, with the differences of its key, and who waited for the compile."""
     said = f"{reason.value} {line.detail}".strip()
     stated: dict[str, Any] = {
         "layer": kind.word,

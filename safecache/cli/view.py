@@ -1,4 +1,4 @@
-"""What commands share: the arguments of several, and what each prints.
+"""Holds what commands share: the arguments of several, and what each prints.
 
 That is JSON for a program, or lines and tables for a person. In a table keys and numbers are never cut, and without a
 terminal every row is one line.

@@ -109,7 +109,7 @@ def keep(ref: Ref, path: str, digest: bytes, also: Mapping[str, Any] = MappingPr
 
 
 def keep_content(ref: Ref, content: bytes, also: Mapping[str, Any] = MappingProxyType({})) -> None:
-    """As keep(), of this content. Raises OSError."""
+    """Have Inductor's cache, and the tiers, hold this content under ``ref``. Raises OSError."""
     file = ref.file(os.path.basename(ref.path))
     gate.attest_file(file, content, also)
     entry_files.publish(file.path, content, file.root, _MODE)
