@@ -1,25 +1,30 @@
 """Object stores (S3, Google's, Azure's) and web servers as a store, by obstore.
 
 Rather than fsspec, since it is one library without dependencies for all of them, and its time limits are for a whole
-request. It cannot be used in a process that was forked after its first use.
+request. It cannot be used in a process that was forked after its first use. Its functions for asyncio are not called: a
+process that ends soon afterwards aborts, https://github.com/PyO3/pyo3-async-runtimes/issues/40.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import obstore
 from obstore import exceptions
 from obstore.store import from_url
 
+from safecache.files import parallel
 from safecache.remote.stores import END, Oversized, Store, Stored, Terms
 
 __all__ = ["ObjectStore", "connected"]
 
+_Result = TypeVar("_Result")
+
 _CHUNK = 64 << 10
+# Requests under way for several names.
+_AT_ONCE = 16
 # How stores that speak S3 answer to a condition that they do not know.
 _UNABLE = "501 Not Implemented"
 
@@ -45,43 +50,23 @@ class ObjectStore(Store):
         self._store: Any = from_url(url, client_options=client, retry_config={"max_retries": 0})
 
     def read(self, names: Iterable[str]) -> Mapping[str, bytes | Oversized]:
-        async def one(name: str) -> tuple[str, bytes | Oversized | None]:
-            try:
-                found = await obstore.get_async(self._store, name)
-            except FileNotFoundError:
-                return name, None
+        def read(name: str) -> bytes | Oversized:
+            found = obstore.get(self._store, name)
             if found.meta["size"] > self._most:
-                return name, Oversized(found.meta["size"])
-            content = await _bounded(found, self._most)
-            return name, content if len(content) <= self._most else Oversized(len(content))
+                return Oversized(found.meta["size"])
+            content = _bounded(found, self._most)
+            return content if len(content) <= self._most else Oversized(len(content))
 
-        return self._at_once(one, names)
+        return _map_existing(read, names)
 
     def sizes(self, names: Iterable[str]) -> Mapping[str, int]:
-        async def one(name: str) -> tuple[str, int | None]:
-            try:
-                return name, (await obstore.head_async(self._store, name))["size"]
-            except FileNotFoundError:
-                return name, None
-
-        return self._at_once(one, names)
+        return _map_existing(lambda name: obstore.head(self._store, name)["size"], names)
 
     def starts(self, names: Iterable[str], size: int) -> Mapping[str, bytes]:
-        async def one(name: str) -> tuple[str, bytes | None]:
-            try:
-                found = await obstore.get_async(self._store, name, options={"range": (0, size)})
-                return name, (await _bounded(found, size))[:size]
-            except FileNotFoundError:
-                return name, None
+        def read_start(name: str) -> bytes:
+            return _bounded(obstore.get(self._store, name, options={"range": (0, size)}), size)[:size]
 
-        return self._at_once(one, names)
-
-    @staticmethod
-    def _at_once(one: Any, names: Iterable[str]) -> dict[str, Any]:
-        async def everything() -> Any:
-            return await asyncio.gather(*map(one, names))
-
-        return {name: found for name, found in asyncio.run(everything()) if found is not None}
+        return _map_existing(read_start, names)
 
     def write(self, name: str, content: bytes) -> None:
         obstore.put(self._store, name, content)
@@ -111,11 +96,11 @@ class ObjectStore(Store):
             # Azure has no ranges that count from the end.
             begin = max(0, len(known) - END)
             end: Any = {"range": (begin, len(known)), "if_match": found["e_tag"]}
-            last = asyncio.run(_bounded(obstore.get(self._store, name, options=end), END))
+            last = _bounded(obstore.get(self._store, name, options=end), END)
         except (FileNotFoundError, exceptions.PreconditionError):
             return None
         tags = {tag: str(found[tag]) for tag in ("e_tag", "version") if found.get(tag)}
-        return tags if bytes(last) == known[-END:] else None
+        return tags if last == known[-END:] else None
 
     def names(self, below: str) -> Iterator[Stored]:
         for chunk in obstore.list(self._store, below.rstrip("/") or None):
@@ -126,10 +111,25 @@ class ObjectStore(Store):
         obstore.delete(self._store, name)
 
 
-async def _bounded(found: Any, most: int) -> bytes:
+def _map_existing(request: Callable[[str], _Result], names: Iterable[str]) -> dict[str, _Result]:
+    """What ``request`` returns for each of these names that exists."""
+
+    def find(name: str) -> _Result | None:
+        try:
+            return request(name)
+        except FileNotFoundError:
+            return None
+
+    wanted = list(names)
+    # At the end of a process, which sends what is left name by name, Python starts no threads of a pool.
+    found = map(find, wanted) if len(wanted) == 1 else parallel.map_in_threads(find, wanted, _AT_ONCE)
+    return {name: result for name, result in zip(wanted, found, strict=True) if result is not None}
+
+
+def _bounded(found: Any, most: int) -> bytes:
     """What the answer holds, and no more is received of it once that is more than ``most`` bytes."""
     content = bytearray()
-    async for chunk in found.stream(min_chunk_size=_CHUNK):
+    for chunk in found.stream(min_chunk_size=_CHUNK):
         content += chunk
         if len(content) > most:
             break

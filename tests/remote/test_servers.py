@@ -1,4 +1,4 @@
-"""Redis as people run it: over TLS, as a cache that is full and evicts, and with many clients at once."""
+"""Servers as people run them: TLS, a cache that is full and evicts, many clients at once, processes that end soon."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from conftest import SOURCE
@@ -16,7 +17,7 @@ from conftest import SOURCE
 from safecache.remote import client, stores
 from safecache.settings import config
 
-from .conftest import await_port, free_port
+from .conftest import await_port, free_port, make_bucket
 
 pytest.importorskip("zstandard")
 
@@ -174,3 +175,22 @@ def test_names_of_one_namespace_do_not_show_in_another(redis_server, settings):
     client.current().write(f"{stores.prefix()}x", b"1")
     settings(SAFECACHE_REMOTE=redis_server.url, SAFECACHE_NAMESPACE="team")
     assert not list(client.background_client().names(stores.prefix())), config.current().namespace
+
+
+def test_process_that_ends_after_a_request_of_an_object_store(s3):
+    """Each of obstore's functions for asyncio aborts one in six such processes."""
+    make_bucket("ends-soon", s3)
+    ask = (
+        "from safecache.remote import stores\n"
+        "store = stores.connected('s3://ends-soon', stores.Terms(20, 20, 1 << 20))\n"
+        "store.write('a', b'content')\n"
+        "assert store.sizes(['a', 'b']) == {'a': 7} and store.starts(['a', 'b'], 3) == {'a': b'con'}\n"
+        "assert store.read(['a', 'b']) == {'a': b'content'}"
+    )
+
+    def run(_: int) -> tuple[int, str]:
+        done = subprocess.run([sys.executable, "-c", ask], env=os.environ | s3, capture_output=True, text=True)
+        return done.returncode, done.stderr
+
+    with ThreadPoolExecutor(4) as pool:
+        assert set(pool.map(run, range(40))) == {(0, "")}
