@@ -80,14 +80,23 @@ def one_redis(new_redis):
     return new_redis()
 
 
+# One request at a time: moto looks at a condition of a write and writes in two steps, and S3 in one.
+_MOTO = """
+from moto import server
+run_simple = server.run_simple
+server.run_simple = lambda *args, **terms: run_simple(*args, **terms | {"threaded": False})
+server.main()
+"""
+
+
 @pytest.fixture(scope="session")
 def s3():
     """An S3 server, as the environment that leads to it."""
     pytest.importorskip("moto")
     pytest.importorskip("obstore")
     port = free_port()
-    command, quiet = [sys.executable, "-m", "moto.server", "-p", str(port)], subprocess.DEVNULL
-    process = subprocess.Popen(command, stdout=quiet, stderr=quiet)
+    quiet = subprocess.DEVNULL
+    process = subprocess.Popen([sys.executable, "-c", _MOTO, "-p", str(port)], stdout=quiet, stderr=quiet)
     await_port(port, process)
     yield {
         "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
