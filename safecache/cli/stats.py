@@ -7,7 +7,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from safecache._version import __version__
 from safecache.cli import ls
@@ -89,19 +89,28 @@ def _report(summary: Summary, shared: list[Shared]) -> dict[str, Any]:
         "observed": [{"file": line.key, "why": line.label, "detail": line.detail} for line in summary.passed],
         "remote": counted(OF_REMOTE),
         "by_process": [each._asdict() for each in summary.by_process],
-        "effect": dict(zip(("verified", "refused", "seconds_spared"), _effect(summary), strict=True)),
+        "effect": _effect(summary)._asdict(),
         "missed": [dict(line._asdict(), time=units.write_time(line.time), counts=None) for line in summary.missed],
     }
 
 
-def _effect(summary: Summary) -> tuple[int, int, float]:
-    """The hits, all of which were verified; the lookups that refused what was there, and missed; the seconds spared."""
+class _Effect(NamedTuple):
+    """Hits; files that were used although SAFECACHE=1 refuses them; lookups that refused what was there; seconds."""
+
+    hits: int
+    would_be_refused: int
+    refused: int
+    seconds_spared: float
+
+
+def _effect(summary: Summary) -> _Effect:
     refused = 0
     for label, number in summary.lookups.items():
         _, outcome, reason = LABELS[label]
         if outcome is Outcome.MISS and reason is not None and events.decide(reason, strict=False).warn:
             refused += number
-    return summary.hits, refused, run_summary.seconds(summary.counts, Time.SAVED)
+    observed = sum(n for label, n in summary.counts.items() if label in OBSERVED)
+    return _Effect(summary.hits, observed, refused, run_summary.seconds(summary.counts, Time.SAVED))
 
 
 def _lookups(kind: Kind, counts: Counter[str]) -> dict[str, Any]:
@@ -140,12 +149,9 @@ def _text(summary: Summary, shared: list[Shared], others: list[str]) -> Iterator
         yield _shared(shared)
     if summary.missed or summary.passed:
         yield _missed([*summary.missed, *summary.passed])
-    hits, refused, spared = _effect(summary)
-    done = f"{hits} hits verified"
-    observed = sum(n for label, n in summary.counts.items() if label in OBSERVED)
-    if observed:
-        done = f"{hits} hits, {observed} files used that SAFECACHE=1 refuses"
-    yield f"effect: {done}, {refused} lookups refused what was there, {spared:.1f} s of compiling spared"
+    hits, observed, refused, spared = _effect(summary)
+    used = f"hits, {observed} files used that SAFECACHE=1 refuses" if observed else "hits verified"
+    yield f"effect: {hits} {used}, {refused} lookups refused what was there, {spared:.1f} s of compiling spared"
     if others:
         shown = ", ".join(others[-_MOST_OTHERS:])
         yield f"other runs recorded here: {len(others)}, among them {shown}. Show them with --run ID or --run {ALL}"

@@ -73,6 +73,8 @@ def test_stats_say_what_would_be_refused_and_why(stock):
         "FX graph entry would be refused: unsealed": 2,
         "compiled code would be refused: unsealed": 1,
     }
+    effect = said["effect"]
+    assert (effect["hits"], effect["would_be_refused"], effect["refused"]) == (1, 4, 0)
     assert {row["file"] for row in said["observed"]} <= contents(stock).keys() and len(said["observed"]) == 4
     assert (
         command(stock, "stats", stock.cache)[1]

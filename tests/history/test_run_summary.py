@@ -66,7 +66,8 @@ def test_last_line_is_the_effect(write, run):
         miss(time=4),
     )
     assert json.loads(run("stats", root, "--json").out)["effect"] == {
-        "verified": 4,
+        "hits": 4,
+        "would_be_refused": 0,
         "refused": 2,
         "seconds_spared": 1.5,
     }
