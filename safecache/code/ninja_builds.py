@@ -11,7 +11,6 @@ import base64
 import errno
 import hashlib
 import os
-import re
 import subprocess
 import sys
 import sysconfig
@@ -51,6 +50,8 @@ _SETTLED = 60_000_000_000
 # Seconds between looks at what ninja has finished.
 _INTERVAL = 0.25
 _CUDA = "cuda_home = "
+# What follows the path of a whole directory; nothing does at the end of a text.
+_ENDS = ("", "/", " ", "\n")
 _UNSEALED = (ours.FOLDER, ours.UNSEALED)
 
 # The statements about what this process has built, by path: it may have no signing key to seal them with.
@@ -79,9 +80,8 @@ class Build:
         self._directory = directory
         self._also = also
         self._tools = tools
-        self._anchors = anchors
-        longest_first = sorted(anchors, key=len, reverse=True)
-        self._anchored = re.compile(rf"({'|'.join(map(re.escape, longest_first))})(?=/|\s|$)") if anchors else None
+        # Of two directories that one path lies in, the inner one has to be replaced first.
+        self._anchors = dict(sorted(anchors.items(), key=lambda each: len(each[0]), reverse=True))
         self._steps = {step.output: step for step in ninja_files.parse_steps(text)}
         self._parts = {part for step in self._steps.values() for part in step.parts}
         self._sources: dict[str, bytes] = {}
@@ -354,7 +354,10 @@ class Build:
 
     def _anchor(self, text: str) -> str:
         """The text with the name in place of each directory that has one."""
-        return self._anchored.sub(lambda found: self._anchors[found[1]], text) if self._anchored else text
+        for directory, name in self._anchors.items():
+            first, *rest = text.split(directory)
+            text = first + "".join((name if part[:1] in _ENDS else directory) + part for part in rest)
+        return text
 
     def _digests(self, paths: set[str]) -> dict[str, bytes]:
         """Digests by path; empty for a path that is missing or not a regular file."""
