@@ -7,7 +7,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from safecache._version import __version__
 from safecache.cli import ls
@@ -89,28 +89,20 @@ def _report(summary: Summary, shared: list[Shared]) -> dict[str, Any]:
         "observed": [{"file": line.key, "why": line.label, "detail": line.detail} for line in summary.passed],
         "remote": counted(OF_REMOTE),
         "by_process": [each._asdict() for each in summary.by_process],
-        "effect": _effect(summary)._asdict(),
+        "effect": dict(zip(("hits", "would_be_refused", "refused", "seconds_spared"), _effect(summary), strict=True)),
         "missed": [dict(line._asdict(), time=units.write_time(line.time), counts=None) for line in summary.missed],
     }
 
 
-class _Effect(NamedTuple):
-    """Hits; files that were used although SAFECACHE=1 refuses them; lookups that refused what was there; seconds."""
-
-    hits: int
-    would_be_refused: int
-    refused: int
-    seconds_spared: float
-
-
-def _effect(summary: Summary) -> _Effect:
+def _effect(summary: Summary) -> tuple[int, int, int, float]:
+    """The hits; files used that SAFECACHE=1 refuses; lookups that refused what was there; seconds spared."""
     refused = 0
     for label, number in summary.lookups.items():
         _, outcome, reason = LABELS[label]
         if outcome is Outcome.MISS and reason is not None and events.decide(reason, strict=False).warn:
             refused += number
     observed = sum(n for label, n in summary.counts.items() if label in OBSERVED)
-    return _Effect(summary.hits, observed, refused, run_summary.seconds(summary.counts, Time.SAVED))
+    return summary.hits, observed, refused, run_summary.seconds(summary.counts, Time.SAVED)
 
 
 def _lookups(kind: Kind, counts: Counter[str]) -> dict[str, Any]:

@@ -63,10 +63,8 @@ class ObjectStore(Store):
         return _map_existing(lambda name: obstore.head(self._store, name)["size"], names)
 
     def starts(self, names: Iterable[str], size: int) -> Mapping[str, bytes]:
-        def read_start(name: str) -> bytes:
-            return _bounded(obstore.get(self._store, name, options={"range": (0, size)}), size)[:size]
-
-        return _map_existing(read_start, names)
+        part: Any = {"range": (0, size)}
+        return _map_existing(lambda each: _bounded(obstore.get(self._store, each, options=part), size)[:size], names)
 
     def write(self, name: str, content: bytes) -> None:
         obstore.put(self._store, name, content)

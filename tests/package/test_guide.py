@@ -47,6 +47,17 @@ def test_commands_in_it_exist(path, run):
         assert run(command, "--help").code == 0, command
 
 
+@pytest.mark.parametrize("page", ["architecture", "contributing"])
+def test_files_it_names_have_what_it_says(page):
+    """As in "`NAME` of `store/gate.py`"."""
+    text = " ".join((GUIDE / f"{page}.md").read_text().split())
+    for file in re.findall(r"`([a-z_/.]+\.py)`", text):
+        assert any(list(ROOT.glob(f"{below}{file}")) for below in ("", "safecache/", "**/")), file
+    for name, file in re.findall(r"`(\w+)` (?:of|in) `([\w/.]+\.py)`", text):
+        place = next(path for below in ("", "safecache/", "**/") for path in ROOT.glob(f"{below}{file}"))
+        assert re.search(rf"\b{name}\b", place.read_text()), (name, file)
+
+
 def test_readme_is_one_screen_and_names_each_page():
     text = (ROOT / "README.md").read_text()
     assert len(text.splitlines()) <= 120
