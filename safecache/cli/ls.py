@@ -40,7 +40,7 @@ from safecache.upkeep.copies import Held
 __all__ = ["USUAL", "Row", "add_ls", "add_show", "cells", "describe", "run_ls", "run_show"]
 
 # What is in the way, or was there for something else, is listed only by its kind.
-USUAL = ("aot", "fx", "triton", "code", "autotune", "header")
+USUAL = tuple(kind.word for kind in Kind if kind.plural and (kind in ENTRIES or kind.has_record))
 _SHORTEST_KEY = 10
 _HEADINGS = (
     Heading("name", folds=True),

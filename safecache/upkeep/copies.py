@@ -234,7 +234,7 @@ def _is_tritons(directory: str) -> bool:
     return not is_inductors and any(layout.TRITON_KEY.fullmatch(name) for name in names)
 
 
-_INDUCTORS = (layout.AOT_FOLDER, layout.FX_FOLDER, layout.TRITON_FOLDER, layout.DYNAMO_FOLDER)
+_INDUCTORS = {layout.TRITON_FOLDER, *(kind.tiers.place.partition("/")[0] for kind in Kind)}
 
 
 class Caches(NamedTuple):
