@@ -28,6 +28,7 @@ __all__ = [
     "load_path",
     "quarantine_if_changed",
     "reachable",
+    "replace_cache",
     "settle_side_file",
     "text_at",
 ]
@@ -140,9 +141,16 @@ def reachable(directory: str) -> str:
     For objects that their loader opens by itself, at the path that it has given us.
     """
     if ownership.why_not_private(_existing(directory)) is not None:
-        directory = os.path.join(private_directory.process_directory(), os.path.basename(directory))
+        return replace_cache(directory)
     add_cache(directory)
     return directory
+
+
+def replace_cache(directory: str) -> str:
+    """Return a directory of this process alone, to be used in place of ``directory``, and empty at first."""
+    private = os.path.join(private_directory.process_directory(), os.path.basename(directory))
+    add_cache(private)
+    return private
 
 
 def add_cache(directory: str) -> None:

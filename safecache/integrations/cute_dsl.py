@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Callable
@@ -13,16 +14,23 @@ from safecache.files import filesystem
 from safecache.patching.hook import verifier
 from safecache.places.layout import CodeFile
 from safecache.places.refs import Ref
+from safecache.reporting import report
+from safecache.reporting.kinds import Kind, Reason
+from safecache.reporting.report import Refusal
 from safecache.settings import config
 from safecache.signing import provenance
 from safecache.store import entry_files, gate
+from safecache.tiers.directory_faults import Immovable
 
 __all__ = [
     "attest_if_new",
     "cutedsl_dir",
     "cutedsl_get",
     "cutedsl_set",
+    "dump_ir",
+    "fail_write",
     "identity",
+    "load_ir",
     "load_object",
     "reachable_path",
     "settle_object",
@@ -60,7 +68,10 @@ def cutedsl_get(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: A
     ) -> Any:
         if (runtime_key, device_index) not in mem_cache:
             path = _cutedsl_path(module_path, config_key, runtime_key, device_index, device_capability)
-            settle_object(path, path)
+            try:
+                settle_object(path, path)
+            except Immovable:
+                return None
         return wrapped(mem_cache, module_path, config_key, runtime_key, device_index, device_capability)
 
     return get(*args, **kwargs)
@@ -74,7 +85,10 @@ def cutedsl_get(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: A
     since=(2, 13),
 )
 def cutedsl_set(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> None:
-    """disk_cache_set: attests the object, if one was written, which not every kernel allows."""
+    """disk_cache_set: attests the object, if one was written, which not every kernel allows.
+
+    An object that cannot be written is reported: torch has it in memory. Raises CacheWriteError in strict mode.
+    """
 
     def put(
         mem_cache: Any,
@@ -87,8 +101,11 @@ def cutedsl_set(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: A
     ) -> None:
         path = _cutedsl_path(module_path, config_key, runtime_key, device_index, device_capability)
         before = identity(path)
-        wrapped(mem_cache, module_path, config_key, runtime_key, compiled_fn, device_index, device_capability)
-        attest_if_new(path, before, path)
+        try:
+            wrapped(mem_cache, module_path, config_key, runtime_key, compiled_fn, device_index, device_capability)
+            attest_if_new(path, before, path)
+        except OSError as error:
+            fail_write(path, error)
 
     put(*args, **kwargs)
 
@@ -110,6 +127,72 @@ def load_object(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: A
     load(*args, **kwargs)
 
 
+_IR = "https://github.com/NVIDIA/cutlass/blob/v4.4.2/python/CuTeDSL/cutlass/base_dsl/cache_helpers.py"
+
+
+@verifier(
+    "cutlass.base_dsl.cache_helpers:load_cache_from_path(dsl_name, file, path=, bytecode_reader=)",
+    why="CuTe DSL compiles and runs whatever IR lies under a name below /tmp, and checks no more than a CRC in it.",
+    issue=_IR,
+    copies=("cutlass.base_dsl.compile_backend",),
+)
+def load_ir(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    """load_cache_from_path: IR that nothing attests is quarantined; None, as for a miss, where it cannot be.
+
+    Raises EntryRefusedError for it in strict mode.
+    """
+
+    def load(dsl_name: str, file: str, path: str | None = None, **named: Any) -> Any:
+        ir = _ir_path(dsl_name, file, path)
+        try:
+            _settle(ir)
+        except Immovable:
+            return None
+        return wrapped(dsl_name, file, os.path.dirname(ir), **named)
+
+    return load(*args, **kwargs)
+
+
+@verifier(
+    "cutlass.base_dsl.cache_helpers:dump_cache_to_path(dsl_name, jit_function, file, path=, bytecode_writer=)",
+    why="CuTe DSL saves IR with a CRC alone, so that no reader can tell it from the IR of another function.",
+    issue=_IR,
+    copies=("cutlass.base_dsl.compile_backend",),
+)
+def dump_ir(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> None:
+    """dump_cache_to_path attests IR before it is published; what cannot be written is reported.
+
+    Raises CacheWriteError for that in strict mode.
+    """
+
+    def dump(
+        dsl_name: str,
+        jit_function: Any,
+        file: str,
+        path: str | None = None,
+        bytecode_writer: Callable[[Any], None] | None = None,
+    ) -> None:
+        ir = _ir_path(dsl_name, file, path)
+
+        def write(target: Any) -> None:
+            made = io.BytesIO()
+            (bytecode_writer or jit_function.ir_module.operation.write_bytecode)(made)
+            gate.attest_file(CodeFile(ir, os.path.dirname(ir)), made.getvalue())
+            target.write(made.getvalue())
+
+        try:
+            wrapped(dsl_name, jit_function, file, os.path.dirname(ir), write)
+        except OSError as error:
+            fail_write(ir, error, f"{dsl_name}_CACHE_DIR")
+
+    dump(*args, **kwargs)
+
+
+def _ir_path(dsl_name: str, file: str, path: str | None) -> str:
+    directory = path or sys.modules["cutlass.base_dsl.cache_helpers"].get_default_generated_ir_path(dsl_name)
+    return os.path.join(sources.reachable(os.path.abspath(directory)), f"{dsl_name.lower()}_{file}.mlir")
+
+
 def _cutedsl_path(*key: Any) -> str:
     module = sys.modules["torch._inductor.runtime.cutedsl_cache"]
     return os.path.join(module._cache_dir(), f"{module._make_disk_key(*key)}.o")
@@ -129,10 +212,10 @@ def settle_object(path: str, key: str) -> bool:
     """Quarantine an object that nothing attests; if none is there then, copy the one that is kept by ``key``.
 
     ``key`` names all that decides about the object but the GPU. Returns whether an object is there. Raises
-    EntryRefusedError in strict mode, and Immovable if the object cannot be quarantined.
+    EntryRefusedError in strict mode, and Immovable, reported, if the object cannot be quarantined.
     """
     root = os.path.dirname(path)
-    if sources.settle_side_file(path, root):
+    if _settle(path):
         return True
     ref = _kept_ref(key)
     found = None if ref is None else kept_code.fetch(ref)
@@ -144,6 +227,23 @@ def settle_object(path: str, key: str) -> bool:
     except OSError:
         return False  # the package's own object cannot be written either, which it tells
     return True
+
+
+def _settle(path: str) -> bool:
+    try:
+        return sources.settle_side_file(path, os.path.dirname(path))
+    except Immovable as error:
+        refusal = error.refusal or Refusal(Reason.UNREADABLE, error.evidence)
+        report.refuse(refusal, Kind.NATIVE_CODE, path, "It cannot be moved away, and is compiled anew at each start.")
+        raise
+
+
+def fail_write(path: str, error: OSError, variable: str = "TORCHINDUCTOR_CACHE_DIR") -> None:
+    """Report that what was compiled cannot be kept at ``path``. Raises CacheWriteError in strict mode.
+
+    ``variable``: what moves the directory.
+    """
+    report.fail_write(f"write {path}", error, "Each start compiles it anew.", os.path.dirname(path), variable)
 
 
 def attest_if_new(path: str, before: list[int] | None, key: str) -> None:

@@ -20,6 +20,7 @@ from safecache.session import Part, inherit
 from safecache.settings import config
 from safecache.store import entry_files
 from safecache.tiers import directory_faults
+from safecache.tiers.directory_faults import Immovable
 
 __all__ = [
     "build_and_load",
@@ -151,8 +152,11 @@ _OBJECT = "FlashInfer loads whatever object lies in its workspace if a text besi
 def cute_init(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> None:
     """JitSpecCuteDsl.__init__: its module's directory is one of this process alone if others can write there."""
     wrapped(*args, **kwargs)
-    instance.module_dir = cute_dsl.reachable_path(instance.module_dir)
-    instance.object_path = instance.module_dir / instance.object_path.name
+    _move(instance, cute_dsl.reachable_path(instance.module_dir))
+
+
+def _move(spec: Any, directory: Path) -> None:
+    spec.module_dir, spec.object_path = directory, directory / spec.object_path.name
 
 
 @verifier(
@@ -168,15 +172,19 @@ def cute_init(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
 def cute_load(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
     """JitSpecCuteDsl.try_load and load: an object that nothing attests is quarantined, and a kept one copied there.
 
-    None is copied to where FlashInfer would then take other objects, of older sources, for current.
+    None is copied to where FlashInfer would then take other objects, of older sources, for current. Where it cannot be
+    quarantined, the module goes to a directory of this process.
     """
     module, path, meta = instance.module_dir, str(instance.object_path), instance.meta_path
     expected = json.dumps(instance.expected_meta, indent=2)
     is_current = not module.exists() or sources.text_at(str(meta)) == expected
-    if not is_current:
-        sources.settle_side_file(path, str(module))
-    elif cute_dsl.settle_object(path, _key_of(instance)) and not meta.exists():
-        entry_files.publish(str(meta), expected.encode(), str(module))
+    try:
+        if not is_current:
+            sources.settle_side_file(path, str(module))
+        elif cute_dsl.settle_object(path, _key_of(instance)) and not meta.exists():
+            entry_files.publish(str(meta), expected.encode(), str(module))
+    except Immovable:
+        _move(instance, Path(sources.replace_cache(str(module))))
     return wrapped(*args, **kwargs)
 
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from safecache.code import kept_code
+from safecache.code import kept_code, sources
 from safecache.integrations import cute_dsl
 from safecache.patching.hook import verifier
 from safecache.signing import keyring
+from safecache.tiers.directory_faults import Immovable
 
 __all__ = [
     "begin_worker",
@@ -24,6 +26,7 @@ __all__ = [
     "quack_unlock",
 ]
 
+_VARIABLE = "QUACK_CACHE_DIR"
 _DIRECTORY = (
     "Quack keeps objects under a predictable name in the temporary directory, which another user can create first."
 )
@@ -40,9 +43,16 @@ _WORKERS = "Quack's workers never run the program's main module, so that no impo
     needs="cutlass",
 )
 def quack_dir(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Path:
-    """quack.cache.jit.get_cache_path, which makes it; a directory of this process if others can write there."""
-    directory = cute_dsl.reachable_path(wrapped(*args, **kwargs))
-    directory.mkdir(parents=True, exist_ok=True)
+    """quack.cache.jit.get_cache_path: a directory of this process if others can write there, or nobody can make it.
+
+    Raises CacheWriteError for the latter in strict mode.
+    """
+    try:
+        directory = cute_dsl.reachable_path(wrapped(*args, **kwargs))
+        (directory / sys.modules[wrapped.__module__]._compute_source_fingerprint()).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        cute_dsl.fail_write(str(error.filename), error, _VARIABLE)
+        return Path(sources.replace_cache("quack_cache"))
     return directory
 
 
@@ -56,19 +66,28 @@ def quack_dir(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
 def quack_lock(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
     """FileLock.__enter__ of quack.cache.jit, which precedes the search for an object: quarantines an unattested one.
 
-    Raises EntryRefusedError for that in strict mode, and MissError where SAFECACHE_STRICT=misses=1 forbids a compile.
+    Raises RuntimeError, after which quack compiles and keeps nothing, where it cannot be moved away or locked;
+    EntryRefusedError or CacheWriteError for that in strict mode, and MissError where SAFECACHE_STRICT=misses=1 forbids
+    a compile.
     """
-    entered = wrapped(*args, **kwargs)
     path = _object_of(instance)
+    try:
+        wrapped(*args, **kwargs)
+    except OSError as error:
+        if instance.exclusive:
+            cute_dsl.fail_write(path, error, _VARIABLE)
+            raise RuntimeError(f"{error}") from error
     instance._safecache_before = cute_dsl.identity(path)
     try:
         if not cute_dsl.settle_object(path, _key_of(path)) and instance.exclusive:
             kept_code.forbid_miss(f"the object {path}")
-    except BaseException:
+    except BaseException as error:
         instance.__exit__()
+        if isinstance(error, Immovable):
+            raise RuntimeError(f"{error}") from error
         raise
     instance._safecache_before = cute_dsl.identity(path)
-    return entered
+    return instance
 
 
 @verifier(

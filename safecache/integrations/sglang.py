@@ -34,6 +34,7 @@ __all__ = [
 _SOURCE = "https://github.com/sgl-project/sglang/blob/v0.5.23/python/sglang/kernels/jit"
 _COMPILE = "sglang.kernels.jit.utils.compile"
 _OBJECTS = "sglang.kernels.jit.cute_aot_cache:JITPersistentCache"
+_AOT_VARIABLE = "SGLANG_CUTE_AOT_CACHE_DIR"
 _VARIABLE = "SGLANG_JIT_CACHE_DIR"
 
 
@@ -174,10 +175,21 @@ def load_library(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: 
     issue=f"{_SOURCE}/cute_aot_cache.py#L240",
 )
 def init_objects(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> None:
-    """JITPersistentCache.__init__ takes a directory of this process alone if others can write to its own."""
+    """JITPersistentCache.__init__ takes a directory of this process if others can write to its own, or nobody can."""
 
     def init(cache_path: Any, **named: Any) -> None:
-        wrapped(lambda: cute_dsl.reachable_path(cache_path() if callable(cache_path) else cache_path), **named)
+        def choose() -> Path:
+            wanted = Path(cache_path() if callable(cache_path) else cache_path)
+            try:
+                if cute_dsl.reachable_path(wanted) == wanted:
+                    wanted.mkdir(parents=True, exist_ok=True)
+                    return wanted
+            except OSError as error:
+                cute_dsl.fail_write(str(wanted), error, _AOT_VARIABLE)
+            # The one above is part of the key by which a copy is kept.
+            return Path(sources.replace_cache(str(wanted.parent))) / wanted.name
+
+        wrapped(choose, **named)
 
     init(*args, **kwargs)
 
@@ -192,8 +204,14 @@ def load_object(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: A
 
     def load(key: Any) -> bool:
         path = _object_of(instance, key)
-        cute_dsl.settle_object(path, _key_of(path))
-        return bool(wrapped(key))
+        try:
+            cute_dsl.settle_object(path, _key_of(path))
+            return bool(wrapped(key))
+        except Immovable:
+            return False
+        except OSError as error:  # of its lock
+            cute_dsl.fail_write(path, error, _AOT_VARIABLE)
+            return False
 
     return load(*args, **kwargs)
 
@@ -204,13 +222,16 @@ def load_object(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: A
     issue=f"{_SOURCE}/cute_aot_cache.py#L337",
 )
 def export_object(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> None:
-    """JITPersistentCache._try_export_to_storage attests the object that it writes."""
+    """JITPersistentCache._try_export_to_storage attests the object that it writes, or reports that it cannot."""
 
     def export(key: Any, fn: Any) -> None:
         path = _object_of(instance, key)
         before = cute_dsl.identity(path)
-        wrapped(key, fn)
-        cute_dsl.attest_if_new(path, before, _key_of(path))
+        try:
+            wrapped(key, fn)
+            cute_dsl.attest_if_new(path, before, _key_of(path))
+        except OSError as error:
+            cute_dsl.fail_write(path, error, _AOT_VARIABLE)
 
     export(*args, **kwargs)
 

@@ -162,6 +162,7 @@ UNITS = [
         {
             "cute_dsl": (
                 f"{_INDUCTOR}.runtime.cutedsl_cache",
+                "cutlass.base_dsl.cache_helpers",
                 "cutlass.base_dsl.export.external_binary_module",
             ),
         },

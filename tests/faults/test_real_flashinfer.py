@@ -9,12 +9,14 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
-from conftest import SOURCE
+from conftest import SOURCE, needs_root
 
+from faults import small_disks
 from faults.built_modules import BuiltModule
-from safecache.testing import isolated
+from safecache.testing import damage, isolated
 
 pytest.importorskip("flashinfer", reason="needs flashinfer-python")
 pytestmark = pytest.mark.xdist_group("flashinfer")
@@ -72,6 +74,7 @@ def run(tmp_path):
         compiles, stats = json.loads(done.stdout.splitlines()[-1])
         return compiles, stats, done.stderr
 
+    run_program.environment = environment
     return run_program
 
 
@@ -127,6 +130,32 @@ def test_workspace_where_others_can_write_is_left_alone(run, tmp_path):
     path.parent.chmod(0o777)
     compiles, stats, _ = run()
     assert compiles == 1 and path.stat() == before, stats
+
+
+@pytest.fixture
+def mounted(run, tmp_path):
+    """Where FlashInfer keeps objects, as a file system of its own; beside it is a log that each import opens."""
+    ends_in_it = [sys.executable, "-c", "from flashinfer.jit import env; print(env.FLASHINFER_JIT_DIR)"]
+    found = subprocess.run(ends_in_it, env=run.environment, capture_output=True, text=True, check=True)
+    directory = Path(found.stdout.strip())
+    with small_disks.mounted(directory, "size=20m"):
+        yield directory
+
+
+@needs_root
+@pytest.mark.parametrize("fault", ["read-only", "read-only and flipped", "read-only and empty", "full"])
+def test_workspace_that_cannot_be_written_ends_nothing(run, mounted, tmp_path, fault):
+    if fault in ("read-only", "read-only and flipped"):
+        run()
+    if fault == "read-only and flipped":
+        damage(cached(tmp_path), "flipped")
+        for copy in (tmp_path / "cache").glob("??/c*.o"):
+            copy.unlink()
+    (small_disks.fill if fault == "full" else small_disks.read_only)(mounted)
+    for _ in range(2):
+        compiles, stats, errors = run()
+        assert errors.count("safecache:") <= (2 if "flipped" in fault else 1), (compiles, stats, errors)
+        assert compiles == (0 if fault == "read-only" else 1), (compiles, stats, errors)
 
 
 LIBRARY = """

@@ -8,9 +8,10 @@ import subprocess
 import sys
 
 import pytest
-from conftest import SOURCE
+from conftest import SOURCE, needs_root
 
-from safecache.testing import isolated
+from faults import small_disks
+from safecache.testing import damage, isolated
 
 pytest.importorskip("quack", reason="needs quack-kernels")
 pytestmark = pytest.mark.xdist_group("quack")
@@ -116,3 +117,20 @@ def test_object_that_does_not_verify_is_replaced(run, tmp_path, how, reason):
     assert hit is (how != "stock") and stats[reason] == 1 and f"[{reason}]" in errors, (stats, errors)
     hit, stats, errors = run("here")
     assert hit and reason not in stats, (stats, errors)
+
+
+@needs_root
+@pytest.mark.parametrize("fault", ["read-only", "read-only and flipped", "read-only and empty", "full"])
+def test_cache_that_cannot_be_written_ends_nothing(run, tmp_path, fault):
+    with small_disks.mounted(tmp_path / "quack", "size=20m"):
+        if fault in ("read-only", "read-only and flipped"):
+            run("here")
+        if fault == "read-only and flipped":
+            damage(cached(tmp_path), "flipped")
+            for copy in (tmp_path / "cache").glob("??/c*.o"):
+                copy.unlink()
+        (small_disks.fill if fault == "full" else small_disks.read_only)(tmp_path / "quack")
+        # What is compiled in another directory is also kept in Inductor's cache.
+        for expected in (fault == "read-only", fault in ("read-only", "read-only and empty")):
+            hit, stats, errors = run("here")
+            assert hit is expected and errors.count("safecache:") <= 2, (hit, stats, errors)

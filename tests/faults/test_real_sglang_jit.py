@@ -363,3 +363,19 @@ def test_on_stock_a_planted_object_runs(cute):
     process = cute.start("stock")
     process.communicate(timeout=200)
     assert process.returncode == 66
+
+
+@needs_root
+@pytest.mark.parametrize("fault", ["read-only", "read-only and flipped", "read-only and empty", "full"])
+def test_directory_of_objects_that_cannot_be_written_ends_nothing(cute, fault):
+    with small_disks.mounted(cute.cache, "size=20m"):
+        if fault in ("read-only", "read-only and flipped"):
+            cute.run()
+        if fault == "read-only and flipped":
+            damage(cute.file, "flipped")
+            cute.kept.unlink()
+        (small_disks.fill if fault == "full" else small_disks.read_only)(cute.cache)
+        # What is compiled in another directory is also kept in Inductor's cache.
+        for expected in (fault != "read-only", fault not in ("read-only", "read-only and empty")):
+            _, compiled, stats, errors = cute.run()
+            assert compiled == expected and errors.count("safecache:") <= 2, (compiled, stats, errors)

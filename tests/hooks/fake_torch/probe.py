@@ -71,6 +71,7 @@ MODULES = (
     "tvm_ffi.cpp.extension",
     "tvm_ffi.module",
     "tvm_ffi.utils.lockfile",
+    "cutlass.base_dsl.cache_helpers",
     "cutlass.base_dsl.export.external_binary_module",
     "torch._precompile",
     "torch._inductor.cpp_builder",
