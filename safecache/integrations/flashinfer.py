@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import sys
@@ -18,17 +19,19 @@ from safecache.integrations import cute_dsl
 from safecache.patching.hook import verifier
 from safecache.session import Part, inherit
 from safecache.settings import config
-from safecache.store import entry_files
+from safecache.store import attestations, entry_files
 from safecache.tiers import directory_faults
 from safecache.tiers.directory_faults import Immovable
 
 __all__ = [
+    "attest_artifact",
     "build_and_load",
     "cute_build",
     "cute_export",
     "cute_init",
     "cute_load",
     "load_attested",
+    "open_library",
     "run_ninja",
     "write_text",
 ]
@@ -139,6 +142,50 @@ def _build_of(ninja_file: str) -> Build:
     build = ninja_builds.plan(ninja_file, _texts.now[ninja_file])
     sources.add_cache(os.path.dirname(ninja_file))
     return build
+
+
+@verifier(
+    "flashinfer.jit.cubin_loader:setup_cubin_loader(dll_path)",
+    why="FlashInfer opens its library once more by ctypes, and another process can replace it after any check.",
+    issue=f"{_SOURCE}/cubin_loader.py#L305",
+    copies=(
+        "flashinfer.jit",
+        "flashinfer.cudnn.utils",
+        "flashinfer.decode",
+        "flashinfer.fused_moe.core",
+        "flashinfer.gemm.gemm_base",
+        "flashinfer.mla._core",
+        "flashinfer.mla._batch_mla._backends.trtllm_gen_backend",
+        "flashinfer.prefill",
+        "flashinfer.trtllm_low_latency_gemm",
+    ),
+)
+def open_library(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> None:
+    """setup_cubin_loader: verifies a library that lies in a cache. Raises EntryRefusedError, in default mode too."""
+
+    def open_verified(dll_path: str) -> None:
+        wrapped(sources.load_path(dll_path, is_built=True))
+
+    open_verified(*args, **kwargs)
+
+
+@verifier(
+    "flashinfer.jit.cubin_loader:get_artifact(file_name, sha256, session=)",
+    why="FlashInfer checks the bytes of a library that it has downloaded, drops them, and has its path opened again.",
+    issue=f"{_SOURCE}/cubin_loader.py#L207",
+)
+def attest_artifact(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> bytes:
+    """get_artifact: attests what has the digest that FlashInfer states, for who loads code from that path."""
+
+    def get(file_name: str, sha256: str, *rest: Any, **named: Any) -> bytes:
+        content: bytes = wrapped(file_name, sha256, *rest, **named)
+        directory = os.path.realpath(sys.modules["flashinfer.jit.env"].FLASHINFER_CUBIN_DIR)
+        if hashlib.sha256(content).hexdigest() == sha256:  # FlashInfer can be told not to compare
+            attestations.attest_in_process(os.path.join(directory, file_name), content)
+        sources.add_cache(directory)
+        return content
+
+    return get(*args, **kwargs)
 
 
 _OBJECT = "FlashInfer loads whatever object lies in its workspace if a text beside it states the same versions."

@@ -186,7 +186,14 @@ UNITS = [
     ),
     Unit(
         "flashinfer",
-        {"flashinfer": ("flashinfer.jit.core", "flashinfer.jit.cpp_ext", "flashinfer.jit.cute_dsl_core")},
+        {
+            "flashinfer": (
+                "flashinfer.jit.core",
+                "flashinfer.jit.cpp_ext",
+                "flashinfer.jit.cubin_loader",
+                "flashinfer.jit.cute_dsl_core",
+            ),
+        },
         "Libraries and objects that FlashInfer compiles are loaded unverified.",
         needs=("tvm_ffi",),
     ),

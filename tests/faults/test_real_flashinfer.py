@@ -158,6 +158,47 @@ def test_workspace_that_cannot_be_written_ends_nothing(run, mounted, tmp_path, f
         assert compiles == (0 if fault == "read-only" else 1), (compiles, stats, errors)
 
 
+ARTIFACT = """
+import hashlib, shutil, subprocess, sys
+from pathlib import Path
+
+from safecache import errors
+import cutlass.cute as cute
+import kernel
+from flashinfer.jit import cubin_loader, cute_dsl_core, env
+
+cute_dsl_core.build_and_load_cute_dsl_kernel("test", "fill", kernel.compile_it, [kernel.__file__])
+built = next(env.FLASHINFER_JIT_DIR.glob("*/fill.o"))
+artifact = env.FLASHINFER_CUBIN_DIR / "some" / "fill.o"
+artifact.parent.mkdir(parents=True)
+shutil.copy(built, artifact)
+content = artifact.read_bytes()
+assert cubin_loader.get_artifact("some/fill.o", hashlib.sha256(content).hexdigest()) == content
+cute.runtime.load_module(str(artifact), enable_tvm_ffi=True)
+Path("library.c").write_text("void FlashInferSetCubinCallback(void *to) {}")
+planted, own = built.with_name("library.so"), Path("own.so").absolute()
+for library in (planted, own):
+    subprocess.run(["cc", "-shared", "-o", str(library), "library.c"], check=True)
+cubin_loader.setup_cubin_loader(str(own))
+artifact.write_bytes(content + b"more")
+for load in (lambda: cute.runtime.load_module(str(artifact), enable_tvm_ffi=True),
+             lambda: cubin_loader.setup_cubin_loader(str(planted))):
+    try:
+        load()
+    except errors.EntryRefusedError as error:
+        print(error)
+assert list(cubin_loader.dll_cubin_handlers) == [str(own)]
+"""
+
+
+def test_what_was_exchanged_after_flashinfers_own_check_is_not_loaded(run, tmp_path):
+    run()
+    environment = run.environment | {"FLASHINFER_CUBIN_DIR": str(tmp_path / "cubins")}
+    command = [sys.executable, "-c", ARTIFACT]
+    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0 and done.stdout.count("is not loaded") == 2, done
+
+
 LIBRARY = """
 import json, sys
 

@@ -60,6 +60,7 @@ MODULES = (
     "quack.cache.async_compile",
     "flashinfer.jit.core",
     "flashinfer.jit.cpp_ext",
+    "flashinfer.jit.cubin_loader",
     "flashinfer.jit.cute_dsl_core",
     "deep_gemm.cuda_helpers",
     "sglang.srt.layers.deep_gemm_wrapper.compile_utils",
