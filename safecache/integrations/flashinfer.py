@@ -8,6 +8,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -17,26 +18,34 @@ from safecache.code import extension_builds, kept_code, lock_guards, ninja_build
 from safecache.code.ninja_builds import Build
 from safecache.integrations import cute_dsl
 from safecache.patching.hook import verifier
+from safecache.places.layout import CodeFile
 from safecache.session import Part, inherit
 from safecache.settings import config
-from safecache.store import attestations, entry_files
+from safecache.store import attestations, entry_files, gate
 from safecache.tiers import directory_faults
 from safecache.tiers.directory_faults import Immovable
 
 __all__ = [
     "attest_artifact",
     "build_and_load",
+    "build_proxy",
+    "compile_alphamoe",
+    "compile_cake",
     "cute_build",
     "cute_export",
     "cute_init",
     "cute_load",
+    "init_sparse",
+    "keep_sparse",
     "load_attested",
+    "load_kda",
     "open_library",
     "run_ninja",
     "write_text",
 ]
 
-_SOURCE = "https://github.com/flashinfer-ai/flashinfer/blob/v0.7.2/flashinfer/jit"
+_ROOT = "https://github.com/flashinfer-ai/flashinfer/blob/v0.7.2/flashinfer"
+_SOURCE = f"{_ROOT}/jit"
 # The text of each build.ninja that FlashInfer has written, or would, by path.
 _texts: Part[dict[str, str]] = Part(dict, inherit)
 # Held while FlashInfer's directory is another one.
@@ -188,11 +197,130 @@ def attest_artifact(wrapped: Callable[..., Any], instance: Any, args: Any, kwarg
     return get(*args, **kwargs)
 
 
+_EXISTS = "FlashInfer takes whatever file has the name of what it would compile, whoever has put it there."
+_KDA = "flashinfer.kda_kernels.tirx.cache:_KdaTirxSpec"
+_BSA = "flashinfer.cute_dsl.sparse.bsa_utils.cache_utils:JITPersistentCache"
+
+
+def _compile_once(path: str, make: Callable[[], Any]) -> Any:
+    """Return what ``make`` does, which leaves the file at ``path``, or makes it where none is.
+
+    One that nothing attests is quarantined before, and a new one attested. Raises EntryRefusedError in strict mode, and
+    Immovable for one that cannot be quarantined.
+    """
+    before = cute_dsl.identity(path) if _settle(path) else None
+    made = make()
+    _attest_if_new(path, before)
+    return made
+
+
+def _settle(path: str) -> bool:
+    return sources.settle_side_file(path, os.path.dirname(path))
+
+
+def _attest_if_new(path: str, before: list[int] | None) -> None:
+    if cute_dsl.identity(path) not in (None, before):
+        gate.attest_file(CodeFile(path, os.path.dirname(path)), digest=gate.digest_file(path))
+
+
+@verifier(
+    "flashinfer.jit.cake_gdn:_compile_cubin(source, *arch, *digest, *compile_options, *include_paths, *nvcc)",
+    why=_EXISTS,
+    issue=f"{_SOURCE}/cake_gdn.py#L158",
+)
+def compile_cake(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> bytes:
+    """_compile_cubin of Cake GDN: the cubin is verified. Raises as _compile_once() does."""
+
+    def compile_cubin(source: Path, *, arch: str, digest: str, **named: Any) -> bytes:
+        path = sys.modules["flashinfer.jit.cake_gdn"]._cubin_path(source, arch=arch, digest=digest)
+        make = partial(wrapped, source, arch=arch, digest=digest, **named)
+        content: bytes = _compile_once(str(path), make)
+        return content
+
+    return compile_cubin(*args, **kwargs)
+
+
+@verifier(
+    "flashinfer.jit.alphamoe_nvrtc:_prepare_cubins(build_dir, *source_dir, *arches)",
+    "build_dir, *source_dir, *arches, *images_dir",  # 0.7.4
+    why="FlashInfer embeds a cubin from its workspace into a library if a text beside it states the same digest.",
+    issue=f"{_SOURCE}/alphamoe_nvrtc.py#L46",
+)
+def compile_alphamoe(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    """_prepare_cubins of AlphaMoE: the cubins are verified. Raises as _compile_once() does."""
+
+    def prepare(build_dir: Path, **named: Any) -> Any:
+        cache = build_dir / "alphamoe_nvrtc_cubins"
+        before = {path: cute_dsl.identity(str(path)) for path in cache.glob("*.cubin") if _settle(str(path))}
+        cubins = wrapped(build_dir, **named)
+        for path in cache.glob("*.cubin"):
+            _attest_if_new(str(path), before.get(path))
+        return cubins
+
+    return prepare(*args, **kwargs)
+
+
+@verifier(f"{_KDA}.try_load(self)", why=_EXISTS, issue=f"{_ROOT}/kda_kernels/tirx/cache.py#L112")
+@verifier(f"{_KDA}.build(self)", why=_EXISTS, issue=f"{_ROOT}/kda_kernels/tirx/cache.py#L123")
+def load_kda(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    """_KdaTirxSpec.try_load and build: the library is verified. Raises as _compile_once() does."""
+    return _compile_once(str(instance.path), wrapped)
+
+
+@verifier(
+    "b12x.comm.roce._proxy:_build()",
+    why=_EXISTS,
+    issue=f"{_ROOT}/experimental/b12x/comm/roce/_proxy.py#L63",
+)
+def build_proxy(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Path:
+    """_build of the RoCE proxy, which ctypes opens: the library is verified. Raises as _compile_once() does."""
+    module = sys.modules["b12x.comm.roce._proxy"]
+    directory = cute_dsl.reachable_path(module._cache_dir())
+    name = f"roce_proxy-{hashlib.sha256(module._SOURCE.read_bytes()).hexdigest()[:16]}.so"
+    with _replacing.now, mock.patch.object(module, "_cache_dir", lambda: directory):
+        return Path(_compile_once(str(directory / name), wrapped))
+
+
+@verifier(
+    f"{_BSA}.__init__(self, cache_path)",
+    why="FlashInfer loads libraries from a directory below /tmp, which another user can create first.",
+    issue=f"{_ROOT}/cute_dsl/sparse/bsa_utils/cache_utils.py#L201",
+)
+def init_sparse(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> None:
+    """JITPersistentCache.__init__: in a directory of this process alone if others can write there."""
+
+    def init(cache_path: Path) -> None:
+        wrapped(cute_dsl.reachable_path(cache_path))
+
+    init(*args, **kwargs)
+
+
+@verifier(
+    f"{_BSA}._try_load_from_storage(self, key)",
+    why=_EXISTS,
+    issue=f"{_ROOT}/cute_dsl/sparse/bsa_utils/cache_utils.py#L222",
+)
+@verifier(
+    f"{_BSA}._try_export_to_storage(self, key, fn)",
+    why="FlashInfer links a library in place, so that one whose linker was killed is loaded for ever.",
+    issue=f"{_ROOT}/cute_dsl/sparse/bsa_utils/cache_utils.py#L247",
+)
+def keep_sparse(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    """JITPersistentCache's load and export: the library is verified. Raises as _compile_once() does."""
+
+    def keep(key: Any, *rest: Any) -> Any:
+        path = instance.cache_path / f"{instance._key_to_hash(key)}.so"
+        return _compile_once(str(path), partial(wrapped, key, *rest))
+
+    return keep(*args, **kwargs)
+
+
 _OBJECT = "FlashInfer loads whatever object lies in its workspace if a text beside it states the same versions."
 
 
 @verifier(
     "flashinfer.jit.cute_dsl_core:JitSpecCuteDsl.__init__(self, module_name, kernel_name, compile_fn, source_sha256)",
+    "self, module_name, kernel_name, compile_fn, source_sha256, *enable_tvm_ffi=",  # 0.7.4
     why="FlashInfer takes objects from its workspace without asking who else can write there.",
     issue=f"{_SOURCE}/cute_dsl_core.py#L90",
 )

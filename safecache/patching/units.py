@@ -188,10 +188,15 @@ UNITS = [
         "flashinfer",
         {
             "flashinfer": (
+                "flashinfer.cute_dsl.sparse.bsa_utils.cache_utils",
+                "b12x.comm.roce._proxy",
+                "flashinfer.jit.alphamoe_nvrtc",
+                "flashinfer.jit.cake_gdn",
                 "flashinfer.jit.core",
                 "flashinfer.jit.cpp_ext",
                 "flashinfer.jit.cubin_loader",
                 "flashinfer.jit.cute_dsl_core",
+                "flashinfer.kda_kernels.tirx.cache",
             ),
         },
         "Libraries and objects that FlashInfer compiles are loaded unverified.",

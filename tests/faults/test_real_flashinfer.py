@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -9,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -132,30 +134,31 @@ def test_workspace_where_others_can_write_is_left_alone(run, tmp_path):
     assert compiles == 1 and path.stat() == before, stats
 
 
-@pytest.fixture
-def mounted(run, tmp_path):
-    """Where FlashInfer keeps objects, as a file system of its own; beside it is a log that each import opens."""
+@contextmanager
+def mounted_workspace(environment):
+    """Where FlashInfer keeps what it compiles is a file system of its own; beside it is a log that each import opens."""
     ends_in_it = [sys.executable, "-c", "from flashinfer.jit import env; print(env.FLASHINFER_JIT_DIR)"]
-    found = subprocess.run(ends_in_it, env=run.environment, capture_output=True, text=True, check=True)
-    directory = Path(found.stdout.strip())
-    with small_disks.mounted(directory, "size=20m"):
+    found = subprocess.run(ends_in_it, env=environment, capture_output=True, text=True, check=True)
+    with small_disks.mounted(Path(found.stdout.strip()), "size=20m") as directory:
         yield directory
 
 
 @needs_root
 @pytest.mark.parametrize("fault", ["read-only", "read-only and flipped", "read-only and empty", "full"])
-def test_workspace_that_cannot_be_written_ends_nothing(run, mounted, tmp_path, fault):
-    if fault in ("read-only", "read-only and flipped"):
-        run()
-    if fault == "read-only and flipped":
-        damage(cached(tmp_path), "flipped")
-        for copy in (tmp_path / "cache").glob("??/c*.o"):
-            copy.unlink()
-    (small_disks.fill if fault == "full" else small_disks.read_only)(mounted)
-    for _ in range(2):
-        compiles, stats, errors = run()
-        assert errors.count("safecache:") <= (2 if "flipped" in fault else 1), (compiles, stats, errors)
-        assert compiles == (0 if fault == "read-only" else 1), (compiles, stats, errors)
+def test_workspace_that_cannot_be_written_ends_nothing(run, tmp_path, fault):
+    with mounted_workspace(run.environment) as mounted:
+        if fault in ("read-only", "read-only and flipped"):
+            run()
+        if fault == "read-only and flipped":
+            damage(cached(tmp_path), "flipped")
+            for copy in (tmp_path / "cache").glob("??/c*.o"):
+                copy.unlink()
+        (small_disks.fill if fault == "full" else small_disks.read_only)(mounted)
+        # What is compiled in place of a refused object is also kept in Inductor's cache.
+        for expected in (fault != "read-only", fault in ("read-only and empty", "full")):
+            compiles, stats, errors = run()
+            assert errors.count("safecache:") <= (2 if "flipped" in fault else 1), (compiles, stats, errors)
+            assert compiles == expected, (compiles, stats, errors)
 
 
 ARTIFACT = """
@@ -197,6 +200,72 @@ def test_what_was_exchanged_after_flashinfers_own_check_is_not_loaded(run, tmp_p
     command = [sys.executable, "-c", ARTIFACT]
     done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0 and done.stdout.count("is not loaded") == 2, done
+
+
+# What compiles, by the cache that it fills; each leaves its file at ``path``.
+FURTHER = {
+    "cake_gdn": """
+from flashinfer.jit import cake_gdn
+how = {"arch": "sm_90a", "digest": "d" * 64, "compile_options": (), "include_paths": ()}
+source = Path("kernel.cu").absolute()
+cake_gdn._compile_cubin(source, nvcc=compiler, **how)
+path = cake_gdn._cubin_path(source, arch="sm_90a", digest="d" * 64)
+""",
+    "alphamoe": """
+from flashinfer.jit import alphamoe_nvrtc
+Path("small.cu").write_text('extern "C" __global__ void fill(int *x) { *x = 1; }')
+alphamoe_nvrtc._ENTRIES = {"small": "fill"}
+made = alphamoe_nvrtc._prepare_cubins(Path.cwd(), source_dir=Path.cwd(), arches=("sm_100a",))
+path = made["alphamoe_small_sm_100a"]
+""",
+    "roce": """
+from flashinfer.experimental.b12x.comm.roce import _proxy
+_proxy._compiler = lambda: str(compiler)
+path = _proxy._build()
+""",
+    "sparse": """
+from flashinfer.cute_dsl.sparse.bsa_utils import cache_utils
+cache = cache_utils.JITPersistentCache(Path("sparse"))
+if ("fill",) not in cache:
+    cache[("fill",)] = kernel.compile_it()
+path = Path("sparse") / f"{cache._key_to_hash(('fill',))}.so"
+""",
+}
+COMPILER = """#!/bin/sh
+while [ "$1" != -o ]; do shift; done
+cc -shared -o "$2" -x c - < /dev/null
+"""
+
+
+@pytest.mark.parametrize("what", FURTHER)
+def test_further_caches_are_verified(run, tmp_path, what):
+    compiler = tmp_path / "compiler"
+    compiler.write_text(COMPILER)
+    compiler.chmod(0o700)
+    begin = "import hashlib, json, kernel, sys\nif sys.argv[1:]:\n    import safecache\nfrom pathlib import Path\n"
+    program = f"{begin}compiler = Path('compiler').absolute()\n{FURTHER[what]}print(Path(path).absolute())"
+
+    def compile_it(*words):
+        """The file's path, its inode, its content and what is on stderr."""
+        command = [sys.executable, "-c", program, *words]
+        environment = run.environment | {"B12X_ROCE_CACHE_DIR": str(tmp_path / "roce")}
+        done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr[-3000:]
+        path = Path(done.stdout.splitlines()[-1])
+        return path, path.stat().st_ino, path.read_bytes(), done.stderr
+
+    made = compile_it("ours")
+    assert compile_it("ours")[:3] == made[:3] and "safecache:" not in made[3]
+    path, _, content, _ = made
+    planted = content + b"planted"
+    path.write_bytes(planted)
+    for receipt in path.parent.glob("*.json"):
+        stated = json.loads(receipt.read_text())
+        receipt.write_text(json.dumps(stated | {"sha256": hashlib.sha256(planted).hexdigest()}))
+    assert compile_it()[2] == planted, "stock takes it"
+    _, _, found, errors = compile_it("ours")
+    assert found != planted and "[damaged]" in errors, errors
+    assert "safecache:" not in compile_it("ours")[3]
 
 
 LIBRARY = """
@@ -322,3 +391,19 @@ def test_workspace_where_others_can_write_is_not_built_in(library):
     answer, ninjas, _, errors = library.run()
     assert (answer, ninjas) == (41, 1) and "others can write there" in errors, errors
     assert not (library.built / "probe.so").exists()
+
+
+@needs_root
+@pytest.mark.parametrize("fault", ["read-only", "read-only and truncated", "read-only and empty", "full"])
+def test_library_whose_directory_cannot_be_written_ends_nothing(library, fault):
+    with mounted_workspace(library.environment) as mounted:
+        if fault in ("read-only", "read-only and truncated"):
+            library.run()
+        if fault == "read-only and truncated":
+            os.truncate(library.built / "probe.so", 1000)
+            library.kept.unlink()
+        (small_disks.fill if fault == "full" else small_disks.read_only)(mounted)
+        answer, ninjas, _, errors = library.run()
+        assert (answer, ninjas) == (41, fault != "read-only") and errors.count("safecache:") <= 2, errors
+        answer, _, _, errors = library.run()
+        assert answer == 41 and errors.count("safecache:") <= 2, errors
