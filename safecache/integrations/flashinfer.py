@@ -16,6 +16,7 @@ from unittest import mock
 from safecache import compiles
 from safecache.code import extension_builds, kept_code, lock_guards, ninja_builds, sources
 from safecache.code.ninja_builds import Build
+from safecache.files import ownership
 from safecache.integrations import cute_dsl
 from safecache.patching.hook import verifier
 from safecache.places.layout import CodeFile
@@ -28,6 +29,7 @@ from safecache.tiers.directory_faults import Immovable
 __all__ = [
     "attest_artifact",
     "build_and_load",
+    "build_kda",
     "build_proxy",
     "compile_alphamoe",
     "compile_cake",
@@ -39,6 +41,7 @@ __all__ = [
     "keep_sparse",
     "load_attested",
     "load_kda",
+    "load_sparse",
     "open_library",
     "run_ninja",
     "write_text",
@@ -205,8 +208,8 @@ _BSA = "flashinfer.cute_dsl.sparse.bsa_utils.cache_utils:JITPersistentCache"
 def _compile_once(path: str, make: Callable[[], Any]) -> Any:
     """Return what ``make`` does, which leaves the file at ``path``, or makes it where none is.
 
-    One that nothing attests is quarantined before, and a new one attested. Raises EntryRefusedError in strict mode, and
-    Immovable for one that cannot be quarantined.
+    One that nothing attests is quarantined before, and a new one attested, unless others can write there. Raises
+    EntryRefusedError in strict mode, and Immovable for one that cannot be quarantined.
     """
     before = cute_dsl.identity(path) if _settle(path) else None
     made = make()
@@ -219,8 +222,9 @@ def _settle(path: str) -> bool:
 
 
 def _attest_if_new(path: str, before: list[int] | None) -> None:
-    if cute_dsl.identity(path) not in (None, before):
-        gate.attest_file(CodeFile(path, os.path.dirname(path)), digest=gate.digest_file(path))
+    directory = os.path.dirname(path)
+    if cute_dsl.identity(path) not in (None, before) and ownership.why_not_private(directory) is None:
+        gate.attest_file(CodeFile(path, directory), digest=gate.digest_file(path))
 
 
 @verifier(
@@ -261,10 +265,21 @@ def compile_alphamoe(wrapped: Callable[..., Any], instance: Any, args: Any, kwar
 
 
 @verifier(f"{_KDA}.try_load(self)", why=_EXISTS, issue=f"{_ROOT}/kda_kernels/tirx/cache.py#L112")
-@verifier(f"{_KDA}.build(self)", why=_EXISTS, issue=f"{_ROOT}/kda_kernels/tirx/cache.py#L123")
 def load_kda(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    """_KdaTirxSpec.try_load and build: the library is verified. Raises as _compile_once() does."""
-    return _compile_once(str(instance.path), wrapped)
+    """_KdaTirxSpec.try_load: the library is verified, and lies where nobody else can write from now on.
+
+    Raises EntryRefusedError in strict mode, and Immovable for one that cannot be quarantined.
+    """
+    directory = cute_dsl.reachable_path(instance.path.parent)
+    instance.path, instance.meta_path = directory / instance.path.name, directory / instance.meta_path.name
+    _settle(str(instance.path))
+    return wrapped()
+
+
+@verifier(f"{_KDA}.build(self)", why=_EXISTS, issue=f"{_ROOT}/kda_kernels/tirx/cache.py#L123")
+def build_kda(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> None:
+    """_KdaTirxSpec.build: the library is attested. Raises as _compile_once() does."""
+    _compile_once(str(instance.path), wrapped)
 
 
 @verifier(
@@ -300,19 +315,32 @@ def init_sparse(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: A
     why=_EXISTS,
     issue=f"{_ROOT}/cute_dsl/sparse/bsa_utils/cache_utils.py#L222",
 )
+def load_sparse(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> bool:
+    """JITPersistentCache._try_load_from_storage: the library is verified. Raises as load_kda() does."""
+
+    def load(key: Any) -> bool:
+        _settle(_library_of(instance, key))
+        return bool(wrapped(key))
+
+    return load(*args, **kwargs)
+
+
 @verifier(
     f"{_BSA}._try_export_to_storage(self, key, fn)",
     why="FlashInfer links a library in place, so that one whose linker was killed is loaded for ever.",
     issue=f"{_ROOT}/cute_dsl/sparse/bsa_utils/cache_utils.py#L247",
 )
-def keep_sparse(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    """JITPersistentCache's load and export: the library is verified. Raises as _compile_once() does."""
+def keep_sparse(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> None:
+    """JITPersistentCache._try_export_to_storage: the library is attested. Raises as _compile_once() does."""
 
-    def keep(key: Any, *rest: Any) -> Any:
-        path = instance.cache_path / f"{instance._key_to_hash(key)}.so"
-        return _compile_once(str(path), partial(wrapped, key, *rest))
+    def keep(key: Any, fn: Any) -> None:
+        _compile_once(_library_of(instance, key), partial(wrapped, key, fn))
 
-    return keep(*args, **kwargs)
+    keep(*args, **kwargs)
+
+
+def _library_of(cache: Any, key: Any) -> str:
+    return str(cache.cache_path / f"{cache._key_to_hash(key)}.so")
 
 
 _OBJECT = "FlashInfer loads whatever object lies in its workspace if a text beside it states the same versions."

@@ -214,8 +214,9 @@ path = cake_gdn._cubin_path(source, arch="sm_90a", digest="d" * 64)
     "alphamoe": """
 from flashinfer.jit import alphamoe_nvrtc
 Path("small.cu").write_text('extern "C" __global__ void fill(int *x) { *x = 1; }')
-alphamoe_nvrtc._ENTRIES = {"small": "fill"}
-made = alphamoe_nvrtc._prepare_cubins(Path.cwd(), source_dir=Path.cwd(), arches=("sm_100a",))
+more = {"images_dir": Path.cwd()} if hasattr(alphamoe_nvrtc, "_CAKE_ENTRIES") else {}  # 0.7.4
+alphamoe_nvrtc._ENTRIES, alphamoe_nvrtc._CAKE_ENTRIES = {"small": "fill"}, {}
+made = alphamoe_nvrtc._prepare_cubins(Path.cwd(), source_dir=Path.cwd(), arches=("sm_100a",), **more)
 path = made["alphamoe_small_sm_100a"]
 """,
     "roce": """
