@@ -49,7 +49,8 @@ def quack_dir(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
     """
     try:
         directory = cute_dsl.reachable_path(wrapped(*args, **kwargs))
-        (directory / sys.modules[wrapped.__module__]._compute_source_fingerprint()).mkdir(parents=True, exist_ok=True)
+        find_name = getattr(sys.modules[wrapped.__module__], "_compute_source_fingerprint", str)
+        (directory / find_name()).mkdir(parents=True, exist_ok=True)
     except OSError as error:
         cute_dsl.fail_write(str(error.filename), error, _VARIABLE)
         return Path(sources.replace_cache("quack_cache"))
