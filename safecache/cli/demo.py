@@ -72,7 +72,8 @@ class Cache:
     def run(self, *options: str) -> Outcome:
         """Do the work once, in a fresh process."""
         environment = environment_with_safecache() | places(self.base) | dict(self.settings)
-        command = [sys.executable, str(_SCRIPT), *(["--stock"] if self.stock else []), *options]
+        # As text: modules beside a script, such as copy, would take the place of Python's.
+        command = [sys.executable, "-c", _SCRIPT.read_text(), *(["--stock"] if self.stock else []), *options]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=_LIMIT_SECONDS)
         lines = done.stdout.strip().splitlines()
         if not lines:

@@ -1,6 +1,6 @@
 """The work of ``safecache demo``: a small transformer, compiled, forward and backward.
 
-Run as a script, in a process of its own, so that with ``--stock`` nothing of safecache is imported. Prints one line of
+Run as a program, in a process of its own, so that with ``--stock`` nothing of safecache is imported. Prints one line of
 JSON.
 """
 
