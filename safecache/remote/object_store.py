@@ -110,7 +110,7 @@ class ObjectStore(Store):
 
 
 def _map_existing(request: Callable[[str], _Result], names: Iterable[str]) -> dict[str, _Result]:
-    """What ``request`` returns for each of these names that exists."""
+    """Return what ``request`` does for each of these names that exists."""
 
     def find(name: str) -> _Result | None:
         try:
