@@ -1,4 +1,5 @@
-"""The files that vLLM keeps beside torch's caches: models, artifacts, its table of those, and accounts of what it did.
+"""The files that vLLM keeps beside torch's caches: models, artifacts, its table of those, what classes of models can
+do, and accounts of what it did.
 
 By the table vLLM finds the artifact of each graph, so it is attested like code; it reads none of the accounts. A model,
 and all artifacts with their table, are what a remote keeps of them.
@@ -12,13 +13,16 @@ from __future__ import annotations
 
 import hashlib
 import io
+import json
 import locale
 import os
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from types import TracebackType
+from typing import Any
 
+from safecache.code import kept_code
 from safecache.entries import artifacts, loading
 from safecache.errors import RefusedArtifactError
 from safecache.files import folders
@@ -43,7 +47,9 @@ __all__ = [
     "fetch_artifacts",
     "fetch_model",
     "is_account",
+    "keep_model_info",
     "place_artifact",
+    "read_model_info",
     "require_parts",
     "send_model",
     "table",
@@ -190,6 +196,64 @@ def _objection(path: str, content: bytes) -> Refusal | None:
         return gate.refusal_for_content(CodeFile(path, _root(path), Kind.TABLE), hashlib.sha256(content).digest())
     except Unreadable as error:
         return Refusal(Reason.UNREADABLE, error.evidence)
+
+
+def read_model_info(path: str, key: str) -> Mapping[str, Any] | None:
+    """Return what vLLM's file at ``path`` says of a model's class; None where vLLM is to look at the class itself.
+
+    ``key``: names all that decides about it. Where the file is not for that, or does not verify, a copy in Inductor's
+    cache or a tier serves, and replaces it. Raises the reason's error in strict mode.
+    """
+
+    def is_other(stated: Mapping[str, Any]) -> Refusal | None:
+        return (
+            None if stated.get("of") == key else Refusal(Reason.STALE, "it is of another version of vLLM or its model")
+        )
+
+    file = CodeFile(path, os.path.dirname(path), Kind.TABLE)
+    with events.propagate_strict():
+        content = loading.read_unverified(Kind.TABLE, path)
+        refusal = None
+        if content is not None:
+            try:
+                refusal = gate.refusal_for_content(file, hashlib.sha256(content).digest(), objection=is_other)
+            except Unreadable as error:
+                refusal = Refusal(Reason.UNREADABLE, error.evidence)
+            if refusal is not None and refusal.reason is not Reason.STALE:
+                report.refuse(refusal, Kind.TABLE, path, "vLLM looks at the model's class again, and replaces it.")
+        if content is None or refusal is not None:
+            kept = kept_code.fetch(_locate_info(key))
+            if kept is None:
+                return None
+            content = kept[0]
+            _write_info(file, content, key)
+    found: dict[str, Any] = json.loads(content)
+    return found
+
+
+def keep_model_info(path: str, key: str, info: Mapping[str, Any]) -> None:
+    """Write ``info``, of a model's class that this process has looked at, as vLLM does, and have tiers hold a copy.
+
+    What cannot be written is reported. Raises CacheWriteError for that in strict mode.
+    """
+    content = json.dumps(info, indent=2).encode()
+    if _write_info(CodeFile(path, os.path.dirname(path), Kind.TABLE), content, key):
+        kept_code.keep(_locate_info(key), path, hashlib.sha256(content).digest())
+
+
+def _locate_info(key: str) -> Ref:
+    return kept_code.locate(f"vLLM's model {key}", ".o")
+
+
+def _write_info(file: CodeFile, content: bytes, key: str) -> bool:
+    try:
+        gate.attest_file(file, content, {"of": key})
+        entry_files.publish(file.path, content, file.root)
+    except OSError as error:
+        again = "The next start looks at the model's class again."
+        report.fail_write(f"write vLLM's {file.path}", error, again, file.root, "VLLM_CACHE_ROOT")
+        return False
+    return True
 
 
 class Written(io.StringIO):

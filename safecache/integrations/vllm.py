@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 import wrapt
@@ -15,7 +17,18 @@ from safecache.patching.hook import BUILTIN_OPEN, OS_MODULE, hook, verifier
 from safecache.ports import Served, tell
 from safecache.reporting import events
 
-__all__ = ["initialize_cache", "load_artifact", "load_model", "open_file", "reconstruct", "sending_os"]
+__all__ = [
+    "initialize_cache",
+    "load_artifact",
+    "load_model",
+    "load_model_info",
+    "open_file",
+    "reconstruct",
+    "save_model_info",
+    "sending_os",
+]
+
+_CLASS = "vllm.model_executor.models.registry:_LazyRegisteredModel"
 
 
 @hook(
@@ -131,3 +144,40 @@ def open_file(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
         return wrapped(file, mode, *rest, **named)
 
     return open_it(*args, **kwargs)
+
+
+@verifier(
+    f"{_CLASS}._load_modelinfo_from_cache(self, module_hash)",
+    why="vLLM believes any file on what a model's class can do, and without one imports itself in a second process.",
+    issue="https://github.com/vllm-project/vllm/issues/19317",
+)
+def load_model_info(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    """_load_modelinfo_from_cache: what is verified, here or in a tier; with None vLLM looks at the class."""
+
+    def load(module_hash: str) -> Any:
+        found = vllm_files.read_model_info(*_name_info(instance, module_hash))
+        if found is None or found["hash"] != module_hash:
+            return None
+        return sys.modules[type(instance).__module__]._ModelInfo(**found["modelinfo"])
+
+    return load(*args, **kwargs)
+
+
+@hook(
+    f"{_CLASS}._save_modelinfo_to_cache(self, mi, module_hash)",
+    why="vLLM writes what a model's class can do to local disk only, so each new machine imports vLLM twice.",
+    issue="https://github.com/vllm-project/vllm/pull/51746",
+)
+def save_model_info(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> None:
+    """_save_modelinfo_to_cache: the same file, with a record, and a copy that travels."""
+
+    def save(mi: Any, module_hash: str) -> None:
+        vllm_files.keep_model_info(*_name_info(instance, module_hash), {"hash": module_hash, "modelinfo": asdict(mi)})
+
+    save(*args, **kwargs)
+
+
+def _name_info(model: Any, module_hash: str) -> tuple[str, str]:
+    """Where vLLM keeps what it knows of a model's class, and all that this follows from."""
+    path = os.path.abspath(model._get_cache_dir() / model._get_cache_filename())
+    return path, f"{sys.modules['vllm'].__version__} {model.module_name}:{model.class_name} {module_hash}"

@@ -230,6 +230,7 @@ UNITS = [
                 "vllm.compilation.backends",
                 "vllm.compilation.caching",
                 "vllm.compilation.decorators",
+                "vllm.model_executor.models.registry",
             ),
         },
         "vLLM's tables are evaluated unverified, and its artifacts are neither shared nor recompiled where refused.",

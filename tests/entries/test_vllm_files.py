@@ -1,14 +1,17 @@
-"""The text files that vLLM keeps: its table is attested, or not used; one that cannot be written ends nothing."""
+"""The text files that vLLM keeps: they are attested, or not used; one that cannot be written ends nothing."""
 
 from __future__ import annotations
 
 import ast
+import dataclasses
 import errno
 import json
 import logging
 import os
 import shutil
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -163,3 +166,109 @@ def test_other_files_are_pythons_own(tmp_path):
         assert file.name == str(path) and json.load(file) == {"a": 1}
     with pytest.raises(FileNotFoundError):
         opened(Path("none") / "model.py")
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelInfo:
+    architecture: str
+    is_attention_free: bool = False
+
+
+class Registered:
+    """As vLLM's _LazyRegisteredModel: what it knows of a class, by the hash of the class's file."""
+
+    module_name, class_name = "vllm.model_executor.models.llama", "LlamaForCausalLM"
+
+    def __init__(self, root):
+        self.root = root
+
+    def _get_cache_dir(self):
+        return self.root / "modelinfos"
+
+    def _get_cache_filename(self):
+        return "vllm-model_executor-models-llama-LlamaForCausalLM.json"
+
+    def load(self, module_hash="abc"):
+        """In another process."""
+        attestations._state.reset()
+        return vllm.load_model_info(unused, self, (module_hash,), {})
+
+    def save(self, info, module_hash="abc"):
+        vllm.save_model_info(unused, self, (info, module_hash), {})
+
+    @property
+    def file(self):
+        return self._get_cache_dir() / self._get_cache_filename()
+
+
+def unused(*_):
+    raise AssertionError("vLLM's own is not called")
+
+
+LLAMA = ModelInfo("LlamaForCausalLM")
+
+
+@pytest.fixture
+def registered(tmp_path, monkeypatch, settings):
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(__version__="0.33.0"))
+    monkeypatch.setattr(sys.modules[__name__], "_ModelInfo", ModelInfo, raising=False)
+    settings(TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "inductor"))
+    keyring.current()
+    return Registered(tmp_path / "vllm")
+
+
+def test_class_of_a_model_is_known_again(registered):
+    assert registered.load() is None
+    registered.save(LLAMA)
+    assert registered.load() == LLAMA
+    stock = json.loads(registered.file.read_text())
+    assert stock == {"hash": "abc", "modelinfo": dataclasses.asdict(LLAMA)}, "stock vLLM reads it too"
+
+
+def plant(registered):
+    lying = {"hash": "abc", "modelinfo": {"architecture": "LlamaForCausalLM", "is_attention_free": True}}
+    registered.file.write_text(json.dumps(lying))
+
+
+@pytest.mark.parametrize("copies", [True, False], ids=["copy", "no copy"])
+def test_planted_class_is_not_believed(registered, copies, caplog):
+    registered.save(LLAMA)
+    plant(registered)
+    if not copies:
+        shutil.rmtree(registered.root.parent / "inductor")
+    assert registered.load() == (LLAMA if copies else None)
+    (said,) = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert str(registered.file) in said
+    registered.save(LLAMA)
+    assert registered.load() == LLAMA
+
+
+def test_planted_class_is_an_error_in_strict_mode(registered, settings):
+    registered.save(LLAMA)
+    plant(registered)
+    settings(SAFECACHE_STRICT="1")
+    with pytest.raises(EntryRefusedError, match=r"LlamaForCausalLM\.json"):
+        registered.load()
+
+
+def test_class_of_another_version_is_looked_at_again_without_a_word(registered, monkeypatch, caplog):
+    registered.save(LLAMA)
+    assert registered.load("def") is None, "the model's file was edited"
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(__version__="0.34.0"))
+    assert registered.load() is None
+    assert not [record for record in caplog.records if record.levelno == logging.WARNING]
+
+
+def test_class_travels_with_the_cache_of_inductor(registered):
+    registered.save(LLAMA)
+    shutil.rmtree(registered.root)
+    assert registered.load() == LLAMA
+    shutil.rmtree(registered.root.parent / "inductor")
+    assert registered.load() == LLAMA, "vLLM's directory has it by then"
+
+
+def test_class_is_known_where_nothing_can_be_written(registered, caplog):
+    with failing("write", "EROFS", below=registered.root):
+        registered.save(LLAMA)
+    (said,) = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert os.strerror(errno.EROFS) in said and registered.load() is None

@@ -99,6 +99,7 @@ MODULES = (
     "vllm.compilation.backends",
     "vllm.compilation.caching",
     "vllm.compilation.decorators",
+    "vllm.model_executor.models.registry",
 )
 
 
