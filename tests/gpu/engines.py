@@ -3,12 +3,9 @@
     python tests/gpu/vllm_engines.py PHASE[:PAIRS]... [--seconds S] [--base DIR] [--options JSON]
     python tests/gpu/sglang_engines.py PHASE[:PAIRS]... [--seconds S] [--base DIR] [--options JSON]
 
-A JSON line of each start, and of each pair. Phases, of three pairs unless it says how many, each with caches, HOME and
-TMPDIR of its own for each of the two:
+A JSON line of each start, and of each pair; ``ledger.py`` measures the starts. Phases, of three pairs unless it says how
+many, each with caches, HOME and TMPDIR of its own for each of the two:
 
-* ``cold``: fresh caches for each start, and which of what Inductor has tuned differs between the two of a pair.
-* ``warm``: the caches of a start before.
-* ``readonly``: those, bind-mounted read-only as in an image; needs root. The lines that stock does not write are shown.
 * ``throughput``: 16 layers; milliseconds a token of one prompt, and tokens a second of 64. Two engines are up, of which one
   works at a time, in turns. Both load the same kernels, which safecache's have tuned alone and stock then reads. It takes
   each of the server's modes; the name of one, as a phase, takes that one alone.
@@ -44,6 +41,7 @@ from pathlib import Path
 from typing import Any
 
 import tomllib
+from clock import COMMON, Clock, start_at
 
 SOURCE = Path(__file__).resolve().parents[2]
 WHO = ("stock", "safecache")
@@ -79,6 +77,9 @@ class Server:
     faults: dict[str, tuple[str, ...]]
     # What is in the model's configuration in place of what is in a Llama's.
     model: dict[str, Any] = field(default_factory=dict)
+    # In the process that loads the model, the function where that begins, and what its start consists of from there on.
+    seam: str = ""
+    phases: dict[str, str] = field(default_factory=dict)
     # Seconds until an engine is given up.
     patience: float = 240
 
@@ -113,6 +114,18 @@ def counted():
     return {"torch": found, "safecache": safecache.stats() if safecache else {}}
 
 
+def watch(server):
+    """Have a start's phases be counted in this process, which loads the model, from when it was asked for."""
+    clock = Clock(float(os.environ["ENGINE_BEGAN"]), "imports")
+
+    def begin():
+        clock.watch(COMMON | server.phases)
+        clock.change("other")
+
+    start_at(server.seam, begin)
+    return clock
+
+
 def generate(engine, prompts, length, adapter=None):
     """The tokens for so many fixed prompts, and the seconds they took."""
     given = [[3 + (7 * place + step) % 200 for step in range(24)] for place in range(prompts)]
@@ -137,6 +150,7 @@ def engine_main(server, text):
     def answer(what):
         print(json.dumps(what), file=answers, flush=True)
 
+    os.environ["ENGINE_BEGAN"] = str(spec["began"])
     start = time.perf_counter()
     engine = server.load(spec)
     loaded = time.perf_counter() - start
@@ -244,14 +258,6 @@ class Arm:
         bind = "".join(f"mount --bind {place} {place}; mount -o remount,bind,ro {place}; " for place in places)
         return ["unshare", "-m", "sh", "-ec", f'{bind}exec "$@"', "sh"]
 
-    def tuned(self):
-        """What Inductor has chosen for each kernel that it tuned."""
-        drop = ("time_taken_ms", "found_by_coordesc", "configs_hash", "triton_cache_hash")
-        return {
-            path.name: {name: chosen for name, chosen in json.loads(path.read_text()).items() if name not in drop}
-            for path in self.base.rglob("*.best_config")
-        }
-
 
 class Run:
     """What all phases share, and what has been found."""
@@ -310,29 +316,6 @@ class Run:
                 say(ratio=phase, of=name, median=round(statistics.median(each), 4), each=[round(x, 3) for x in each])
 
 
-def cold(run):
-    found = []
-    for _, order in run.orders():
-        arms = {who: run.arm() for who in order}
-        found.append({who: run.start("cold", arms[who], who) for who in order})
-        theirs, ours = (arms[who].tuned() for who in WHO)
-        differ = {
-            name: (theirs.get(name), ours.get(name)) for name in theirs | ours if theirs.get(name) != ours.get(name)
-        }
-        same = found[-1]["stock"].get("tokens") == found[-1]["safecache"].get("tokens")
-        say(
-            phase="cold",
-            same_tokens=same,
-            tuned=len(theirs | ours),
-            differ=dict(list(differ.items())[:4]),
-            of=len(differ),
-        )
-        for arm in run.warmed.values():
-            shutil.rmtree(arm.base)
-        run.warmed = arms
-    run.ratios("cold", found)
-
-
 def warmed(run):
     """The two, each with the caches of a cold start and a warm one, which makes what a start without a compile needs."""
     if not run.warmed:
@@ -344,19 +327,6 @@ def warmed(run):
             run.right[who] = run.start("settle", arm, who).get("tokens")
         run.settled = True
     return run.warmed
-
-
-def warm(run, phase="warm", **how):
-    arms = warmed(run)
-    found = []
-    for _, order in run.orders():
-        found.append({who: run.start(phase, arms[who], who, **how) for who in order})
-        say(phase=phase, same_tokens={who: found[-1][who].get("tokens") == run.right[who] for who in order})
-    run.ratios(phase, found)
-
-
-def readonly(run):
-    warm(run, "readonly", read_only=True)
 
 
 def throughput(run, modes=None):
@@ -399,7 +369,7 @@ def damaged(run):
             shutil.rmtree(arm.base)
 
 
-PHASES = {"cold": cold, "warm": warm, "readonly": readonly, "throughput": throughput, "damaged": damaged}
+PHASES = {"throughput": throughput, "damaged": damaged}
 
 
 def has_gpu():

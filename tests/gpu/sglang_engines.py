@@ -7,14 +7,13 @@ throughput is measured with torch.compile and CUDA graphs of decoding and of pre
 torch.compile, and without both: each of these alone is ``graphs``, ``no-prefill-graphs``, ``no-compile``, ``eager``. SGLang
 compiles where it captures a graph of decoding: for 1 and for 4 requests, as ``torch_compile_max_bs`` here says.
 
-Needs SGLang (written for 0.5.23) in this Python, or on its PYTHONPATH, and nvcc for the kernels of its own. Those, which
-safecache does not verify, all engines of a run share; the first start builds them. The scheduler is a process of its own, as
-in a server: what is counted is counted there, and the CPU seconds are those until the engine has answered. Attention is
-Triton's; ``--options '{"attention_backend": "fa3"}'`` takes SGLang's choice for Hopper. Without a GPU all of it runs too, for
-those who change this file, with the parts that ``tests/faults/sglang_engine.py`` puts in place of the CPU's kernels.
+Needs SGLang (written for 0.5.23) in this Python, or on its PYTHONPATH, and nvcc for the kernels of its own. The scheduler is
+a process of its own, as in a server: what is counted is counted there, and the CPU seconds are those until the engine has
+answered. Attention is Triton's; ``--options '{"attention_backend": "fa3"}'`` takes SGLang's choice for Hopper. Without a GPU
+all of it runs too, for those who change this file, with the parts that ``tests/faults/sglang_engine.py`` puts in place of
+the CPU's kernels.
 
-On an H200 the first start takes 115 s. With ``--options '{"torch_compile_max_bs": 1, "cuda_graph_bs_decode": [1, 64]}'`` a cold
-one takes 50 s, and a warm one 35 to 40 s: ``cold:1 warm:1`` about 380 s.
+On an H200 a cold start takes 115 s, and a warm one 35 to 40 s.
 """
 
 from __future__ import annotations
@@ -101,10 +100,10 @@ def run_scheduler(*given, **named):
     """A scheduler's process, which can say what it has counted."""
     from sglang.srt.managers import scheduler
 
-    kernels = engines.count_kernels()
+    kernels, clock = engines.count_kernels(), engines.watch(SERVER)
 
     def tell_counted(self, path):
-        Path(path).write_text(json.dumps({"kernels": kernels} | engines.counted()))
+        Path(path).write_text(json.dumps({"kernels": kernels} | engines.counted() | clock.read()))
 
     scheduler.Scheduler.tell_counted = tell_counted
     scheduler.run_scheduler_process(*given, **named)
@@ -129,16 +128,15 @@ def replace_cpu_kernels():
 
 
 def environment(arm, run):
-    shared = run.base / "kernels"
-    shared.mkdir(exist_ok=True)
-    logging = shared / "logging.json"
+    logging = run.base / "logging.json"
     logging.write_text(json.dumps(LOGGING))
     return {
         "SGLANG_CACHE_DIR": str(arm.caches),
+        "TORCHINDUCTOR_CACHE_DIR": str(arm.caches / "inductor"),
         "SGLANG_LOGGING_CONFIG_PATH": str(logging),
-        "SGLANG_JIT_CACHE_DIR": str(shared / "jit"),
-        "TVM_FFI_CACHE_DIR": str(shared / "tvm-ffi"),
-        "FLASHINFER_WORKSPACE_BASE": str(shared),
+        "SGLANG_JIT_CACHE_DIR": str(arm.caches / "jit"),
+        "TVM_FFI_CACHE_DIR": str(arm.caches / "tvm-ffi"),
+        "FLASHINFER_WORKSPACE_BASE": str(arm.caches),
     }
 
 
@@ -159,6 +157,16 @@ SERVER = engines.Server(
     faults={"cubins": ("*.cubin",), "entries": ("fxgraph/*/*/*", "aotautograd/*/*")},
     # A Llama whose layers do without CUTLASS's package, which is large to carry.
     model={"architectures": ["GraniteForCausalLM"], "model_type": "granite"},
+    seam="sglang.srt.model_executor.model_runner:ModelRunner.initialize",
+    phases={
+        "sglang.srt.model_executor.model_runner:ModelRunner.load_model": "weights",
+        "sglang.srt.model_executor.model_runner:ModelRunner.init_cuda_graphs": "CUDA graphs",
+        "sglang.kernels.jit.utils.compile.cache:compute_build_key": "other libraries",
+        "sglang.kernels.jit.utils.compile.cache:find_prebuilt": "other libraries",
+        "sglang.kernels.jit.utils.compile.ninja:build": "other libraries",
+        "sglang.kernels.jit.utils.compile.loader:_load": "other libraries",
+        "sglang.srt.managers.scheduler:Scheduler.run_batch": "tokens",
+    },
     patience=420,
 )
 
