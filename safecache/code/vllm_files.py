@@ -17,7 +17,7 @@ import json
 import locale
 import os
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from types import TracebackType
 from typing import Any
@@ -157,7 +157,7 @@ def place_artifact(path: str) -> str:
         return path
     with artifacts.raise_on_refusal(), events.propagate_strict():
         content = loading.read_unverified(Kind.TABLE, path)
-        refusal = _objection(path, content) if content is not None else None
+        refusal = _objection(CodeFile(path, _root(path), Kind.TABLE), content) if content is not None else None
         if refusal is not None:
             remedy = "vLLM compiles it again, and replaces it."
             report.refuse(refusal._replace(cause="artifact"), Kind.TABLE, path, remedy)
@@ -183,7 +183,7 @@ def table(path: str) -> io.StringIO:
         content = loading.read_unverified(Kind.TABLE, path)
         if content is None:
             return empty_table()
-        refusal = _objection(path, content)
+        refusal = _objection(CodeFile(path, _root(path), Kind.TABLE), content)
         if refusal is not None:
             remedy = "What it lists is compiled again, and vLLM replaces it."
             report.refuse(refusal, Kind.TABLE, path, remedy)
@@ -191,9 +191,11 @@ def table(path: str) -> io.StringIO:
     return io.StringIO(content.decode(locale.getpreferredencoding(False)))
 
 
-def _objection(path: str, content: bytes) -> Refusal | None:
+def _objection(
+    file: CodeFile, content: bytes, objection: Callable[[Mapping[str, Any]], Refusal | None] = lambda _: None
+) -> Refusal | None:
     try:
-        return gate.refusal_for_content(CodeFile(path, _root(path), Kind.TABLE), hashlib.sha256(content).digest())
+        return gate.refusal_for_content(file, hashlib.sha256(content).digest(), objection=objection)
     except Unreadable as error:
         return Refusal(Reason.UNREADABLE, error.evidence)
 
@@ -215,10 +217,7 @@ def read_model_info(path: str, key: str) -> Mapping[str, Any] | None:
         content = loading.read_unverified(Kind.TABLE, path)
         refusal = None
         if content is not None:
-            try:
-                refusal = gate.refusal_for_content(file, hashlib.sha256(content).digest(), objection=is_other)
-            except Unreadable as error:
-                refusal = Refusal(Reason.UNREADABLE, error.evidence)
+            refusal = _objection(file, content, is_other)
             if refusal is not None and refusal.reason is not Reason.STALE:
                 report.refuse(refusal, Kind.TABLE, path, "vLLM looks at the model's class again, and replaces it.")
         if content is None or refusal is not None:
