@@ -260,10 +260,12 @@ def operator_fingerprint(name: str) -> dict[str, str]:
         "body": functions.look_into(_bodies(op)),
         "kernels": functions.look_into(function for key, function in given if not key.startswith("Autograd")),
     }
-    _state.now.modules[name] = frozenset(_libraries_of(op)).union(*(each.modules for each in looked.values()))
+    servers = _find_servers(op)
+    found = {*_libraries_of(op), *(servers or ())}
+    _state.now.modules[name] = frozenset(found).union(*(each.modules for each in looked.values()))
     parts = {"schema": str(op._schema), "tags": " ".join(sorted(tag.name for tag in op.tags))}
     parts |= {part: each.digest for part, each in looked.items()}
-    if _is_unseen(op):
+    if servers is None:
         parts[UNSEEN] = "yes"
     return {part: value for part, value in parts.items() if value}
 
@@ -280,28 +282,29 @@ def _libraries_of(op: Any) -> Iterable[str]:
     return libraries[op._name]
 
 
-def _is_unseen(op: Any) -> bool:
-    """Tell whether Library.impl() was given something for it that was not noted: torch keeps the names of all of that.
+def _find_servers(op: Any) -> set[str] | None:
+    """Return the servers that have given Library.impl() for it what was not noted; None if others have.
 
-    What a server registers is covered by its version.
+    Torch keeps the names of all that was given. What a server registers is covered by its row.
     """
     if op.namespace in OF_TORCH:
-        return op._name in _find_unseen()
+        return None if op._name in _find_unseen() else set()
     entry = _entry(op)
     if _definition(op) is not None:
-        return False
+        return set()
     noted = {*_registered.get(op._name, ()), *_OPAQUE}
     if entry is not None and entry.fake_impl.kernel is not None:
         noted.add("Meta")  # torch's own, which calls that
     before = f"{op._name.replace('::', '/')}/"
     given = (each[len(before) :] for each in list(_given()) if each.startswith(before))
     if all(key in noted for key in given):
-        return False
-    # Whether each file that the dispatcher names lies in an installed server.
+        return set()
+    # Whether each file that the dispatcher names is a server's.
     torch = sys.modules["torch"]
     files = {place for place in _PLACE.findall(torch._C._dispatch_dump(op._name)) if place.endswith(".py")}
     modules = {getattr(each, "__file__", None): name for name, each in list(sys.modules.items())}
-    return not files or not all(path in modules and sources.is_upstream(modules[path]) for path in files)
+    names = {modules.get(path, "__main__") for path in files}
+    return {*map(sources.find_server, names)} - {""} if names and all(map(sources.is_upstream, names)) else None
 
 
 def _resolve(found: Any, path: str) -> Any:

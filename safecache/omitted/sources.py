@@ -1,7 +1,7 @@
 """The source files that code consists of: those of its modules, and of all modules that these import, and so on.
 
-Torch, Triton and what they need are covered by their versions, and the standard library by Python's. A server that is
-installed is one row.
+Torch, Triton and what they need are covered by their versions, and the standard library by Python's. A server is one
+row: what its installer has recorded of its files, or the files themselves where it runs from its sources.
 """
 
 from __future__ import annotations
@@ -49,20 +49,20 @@ _state: Part[_State] = Part(_State, inherit)
 
 @functools.cache
 def is_upstream(module: str | None) -> bool:
-    """Tell whether the version of torch, Triton, Python or an installed server covers a module of this name."""
-    top = (module or "builtins").partition(".")[0]
+    """Tell whether the version of torch, Triton or Python, or the row of a server, covers a module of this name."""
+    top = str(module or "builtins").partition(".")[0]  # a class of an extension may have a descriptor there
     return top in _UPSTREAM or (top in sys.stdlib_module_names and top != "__main__") or _release(top) != ""
 
 
 def find_server(module: str | None) -> str:
-    """Return the package of the installed server that has a module of this name; "" if none has it."""
+    """Return the package of the server that has a module of this name; "" if none has it."""
     top = (module or "").partition(".")[0]
     return top if _release(top) else ""
 
 
 @functools.cache
 def _release(top: str) -> str:
-    """Digest a server as it was installed; "" for anything else, and for a server that runs from its sources."""
+    """Digest a server as it was installed, or all files of one that runs from its sources; "" for anything else."""
     for name in _SERVERS.get(top, ()):
         with suppress(importlib.metadata.PackageNotFoundError):
             installed = importlib.metadata.distribution(name)
@@ -71,7 +71,26 @@ def _release(top: str) -> str:
             own = sorted(line for line in lines if line.startswith(f"{top}/") and ",sha256=" in line)
             if own:
                 return _hashed("\n".join((installed.version, *own)).encode())
-    return ""
+    return _digest_tree(top) if top in _SERVERS else ""
+
+
+def _digest_tree(package: str) -> str:
+    """Digest the Python files and libraries of a package, some 0.1 s for a server; "" if it is not all readable."""
+    found, places = hashlib.sha256(), list[str]()
+    with suppress(ImportError, ValueError, AttributeError):
+        places = list(getattr(_find_spec(package), "submodule_search_locations", None) or ())
+    try:
+        for place in places:
+            for directory, folders, names in os.walk(place):
+                folders.sort()
+                for name in sorted(name for name in names if name.endswith((".py", ".so"))):
+                    path = os.path.join(directory, name)
+                    with open(path, "rb") as file:
+                        digest = hashlib.sha256(file.read()).digest()
+                    found.update(os.path.relpath(path, place).encode("utf-8", "surrogateescape") + b"\0" + digest)
+    except OSError:
+        return ""
+    return found.hexdigest()[:_DIGITS] if places else ""
 
 
 def digest_reachable(modules: Iterable[str]) -> dict[str, str]:

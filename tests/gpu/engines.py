@@ -239,7 +239,8 @@ class Arm:
         path = [place for place in os.environ.get("PYTHONPATH", "").split(os.pathsep) if place]
         path = [place for place in map(os.path.abspath, path) if place != str(SOURCE)]
         if who != "stock":
-            path = [str(run.declared), str(SOURCE), *path]
+            entry = SOURCE / "safecache" / "bootstrap" / "entry"
+            path = [str(run.declared), str(SOURCE), str(entry), *path]
         own = {
             "HOME": str(self.base / "home"),
             "TMPDIR": str(self.base / "tmp"),

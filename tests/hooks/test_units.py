@@ -80,7 +80,7 @@ def test_unit_is_left_off_from_the_start_and_on_again_by_activation(fake):
         some = differences(before, snapshot())
         os.environ["SAFECACHE_DISABLE"] = ""
         safecache.activate()
-        assert all_are("active") and len(differences(before, snapshot())) == len(some) + 6
+        assert all_are("active") and len(differences(before, snapshot())) == len(some) + 8
         """,
         SAFECACHE_DISABLE="vllm",
     )

@@ -108,10 +108,40 @@ def test_an_installed_server_is_one_row(server):
     assert sources.digest_file("vllm") != before
 
 
-def test_a_server_that_runs_from_its_sources_is_that_of_its_files(server):
+def test_a_server_that_runs_from_its_sources_is_one_row_of_its_files(server, tmp_path):
+    """As SGLang's images have it: what it has registered before safecache was imported is not refused for ever."""
     server("1", "__editable__.vllm.pth,sha256=a,0")
     looked = functions.look_into([importlib.import_module("vllm.ops").fake])
-    assert looked.digest and sources.digest_reachable(looked.modules).keys() == {"vllm.ops"}
+    assert looked == ("", {"vllm"}) and sources.digest_reachable(looked.modules).keys() == {"vllm"}
+    before = sources.digest_file("vllm")
+    for name in ("vllm.ops", "vllm"):
+        del sys.modules[name]
+    server("1", "__editable__.vllm.pth,sha256=a,0")
+    assert sources.digest_file("vllm") == before != "", "not imported"
+    (tmp_path / "vllm" / "__pycache__" / "later.pyc").parent.mkdir(exist_ok=True)
+    (tmp_path / "vllm" / "__pycache__" / "later.pyc").write_bytes(b"bytecode")
+    session.reset()
+    assert sources.digest_file("vllm") == before
+    for change in ({"ops.py": "def fake(x):\n    return x + 1\n"}, {"new.py": ""}, {"_C.abi3.so": "library"}):
+        for name, text in change.items():
+            (tmp_path / "vllm" / name).write_text(text)
+        session.reset()
+        assert sources.digest_file("vllm") != before, change
+        before = sources.digest_file("vllm")
+
+
+def test_a_package_of_a_servers_name_that_is_none_has_no_row(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "sgl_kernel", None)
+    session.reset()
+    assert sources.find_server("sgl_kernel.ops") == ""
+    session.reset()
+
+
+def test_class_whose_module_is_no_name_is_looked_into():
+    """As those of some extensions are."""
+    odd = type("Odd", (), {"__module__": property(lambda self: "odd")})
+    assert not isinstance(odd.__module__, str) and not sources.is_upstream(odd.__module__)
+    assert functions.look_into([odd, odd()]) is not None
 
 
 def test_what_is_imported_later_is_found_later(package):
