@@ -185,6 +185,11 @@ def test_op_of_which_there_is_nothing_to_see_is_compared_whole(home):
     assert "unseen" not in before and after["unseen"] == "yes" and before["schema"] == after["schema"]
 
 
+def test_op_that_a_server_has_registered_unseen_is_covered_by_the_servers_row(home, tmp_path):
+    stated, modules = home.run(omitted_scenes.state_of_unseen_of_server, place=str(tmp_path)).result
+    assert "unseen" not in stated and modules == ["sgl_kernel"]
+
+
 @pytest.mark.default_release
 def test_configurations_that_are_tried_are_part_of_an_op(home):
     answer = home.run(omitted_scenes.states_of_tuned)

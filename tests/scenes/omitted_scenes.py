@@ -10,6 +10,7 @@ import functools
 import sys
 import types
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -545,6 +546,28 @@ def state_of_unseen():
         before = operators.operator_fingerprint("shop.bare.default")
         library.impl("bare", lambda x: x.clone(), "Autograd")
         return before, operators.operator_fingerprint("shop.bare.default")
+
+
+def state_of_unseen_of_server(place):
+    """What is stated of an op of a server that runs from its sources, all unseen, and the modules that it is made of."""
+    import importlib
+
+    from safecache.omitted import operators
+
+    package = Path(place, "sgl_kernel")
+    package.mkdir()
+    package.joinpath("__init__.py").write_text("")
+    package.joinpath("ops.py").write_text(
+        "import torch\n"
+        "library = torch.library.Library('served', 'DEF')\n"
+        "library.define('one(Tensor x) -> Tensor')\n"
+        "library.impl('one', torch.empty_like, 'Meta')\n"
+        "library.impl('one', lambda x: x.clone(), 'Autograd')\n"
+    )
+    sys.path.insert(0, place)
+    with mock.patch.object(operators, "registered", lambda *_: None):
+        importlib.import_module("sgl_kernel.ops")
+    return operators.operator_fingerprint("served.one.default"), sorted(operators.find_modules(["served.one.default"]))
 
 
 def states_of_tuned():
