@@ -11,7 +11,7 @@ SERVER is vllm or sglang; ``start`` writes each start to FILE, a JSON line each,
 * ``stock read-only`` and ``read-only``: those, bind-mounted read-only as in an image; needs root.
 * ``pack``: an empty home with safecache's keys alone, and a pack of those caches as a tier below.
 
-``table`` gives of each arm the median and the range of the seconds until its first tokens, its CPU seconds, the lines that
+``ledgers`` has what the guide tells of. ``table`` gives of each arm the median and the range of the seconds until its first tokens, its CPU seconds, the lines that
 are not in good order, and the ratio to stock's start of the same round; then the median seconds of each phase. What
 ``clock.py`` counts as a phase includes all that runs within it but other phases. ``imports`` is what comes before the model
 is loaded: Python's start, the imports, the configuration and the server's processes.
