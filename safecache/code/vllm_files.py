@@ -200,7 +200,7 @@ def _objection(
         return Refusal(Reason.UNREADABLE, error.evidence)
 
 
-def read_model_info(path: str, key: str) -> Mapping[str, Any] | None:
+def read_model_info(path: str, key: str) -> bytes | None:
     """Return what vLLM's file at ``path`` says of a model's class; None where vLLM is to look at the class itself.
 
     ``key``: names all that decides about it. Where the file is not for that, or does not verify, a copy in Inductor's
@@ -226,8 +226,7 @@ def read_model_info(path: str, key: str) -> Mapping[str, Any] | None:
                 return None
             content = kept[0]
             _write_info(file, content, key)
-    found: dict[str, Any] = json.loads(content)
-    return found
+    return content
 
 
 def keep_model_info(path: str, key: str, info: Mapping[str, Any]) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
@@ -155,10 +157,12 @@ def load_model_info(wrapped: Callable[..., Any], instance: Any, args: Any, kwarg
     """_load_modelinfo_from_cache: what is verified, here or in a tier; with None vLLM looks at the class."""
 
     def load(module_hash: str) -> Any:
-        found = vllm_files.read_model_info(*_name_info(instance, module_hash))
-        if found is None or found["hash"] != module_hash:
-            return None
-        return sys.modules[type(instance).__module__]._ModelInfo(**found["modelinfo"])
+        content = vllm_files.read_model_info(*_name_info(instance, module_hash))
+        with suppress(KeyError, TypeError, ValueError, RecursionError):  # SAFECACHE=observe takes any content
+            found = json.loads(content or b"")
+            if found["hash"] == module_hash:
+                return sys.modules[type(instance).__module__]._ModelInfo(**found["modelinfo"])
+        return None
 
     return load(*args, **kwargs)
 

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from importlib.machinery import ModuleSpec, PathFinder
 
-from safecache.files import filesystem
+from safecache.files import filesystem, opening
 from safecache.session import Part, inherit
 
 __all__ = ["digest_file", "digest_reachable", "find_registrars", "find_server", "is_upstream"]
@@ -85,10 +85,9 @@ def _digest_tree(package: str) -> str:
                 folders.sort()
                 for name in sorted(name for name in names if name.endswith((".py", ".so"))):
                     path = os.path.join(directory, name)
-                    with open(path, "rb") as file:
-                        digest = hashlib.sha256(file.read()).digest()
-                    found.update(os.path.relpath(path, place).encode("utf-8", "surrogateescape") + b"\0" + digest)
-    except OSError:
+                    digest = opening.digest_regular(path, opening.check_regular)
+                    found.update(os.fsencode(os.path.relpath(path, place)) + b"\0" + digest)
+    except (OSError, opening.UnusableEntry):
         return ""
     return found.hexdigest()[:_DIGITS] if places else ""
 

@@ -10,6 +10,7 @@ import logging
 import os
 import shutil
 import sys
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -257,6 +258,18 @@ def test_class_of_another_version_is_looked_at_again_without_a_word(registered, 
     monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(__version__="0.34.0"))
     assert registered.load() is None
     assert not [record for record in caplog.records if record.levelno == logging.WARNING]
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"hash": "abc"}', '{"hash": "abc", "modelinfo": {"no": 1}}'])
+def test_content_that_is_none_is_looked_over_while_observing(registered, settings, monkeypatch, text):
+    """As in stock vLLM."""
+    monkeypatch.setattr(keyring, "_stopped", threading.Event())
+    settings(SAFECACHE="observe", TORCHINDUCTOR_CACHE_DIR=str(registered.root.parent / "inductor"))
+    registered.file.parent.mkdir(parents=True)
+    registered.file.write_text(json.dumps({"hash": "abc", "modelinfo": dataclasses.asdict(LLAMA)}))
+    assert registered.load() == LLAMA, "stock's is used"
+    registered.file.write_text(text)
+    assert registered.load() is None
 
 
 def test_class_travels_with_the_cache_of_inductor(registered):
