@@ -182,6 +182,6 @@ def save_model_info(wrapped: Callable[..., Any], instance: Any, args: Any, kwarg
 
 
 def _name_info(model: Any, module_hash: str) -> tuple[str, str]:
-    """Where vLLM keeps what it knows of a model's class, and all that this follows from."""
+    """Name the file in which vLLM keeps what it knows of a model's class, and all that this follows from."""
     path = os.path.abspath(model._get_cache_dir() / model._get_cache_filename())
     return path, f"{sys.modules['vllm'].__version__} {model.module_name}:{model.class_name} {module_hash}"

@@ -260,7 +260,12 @@ def test_class_of_another_version_is_looked_at_again_without_a_word(registered, 
     assert not [record for record in caplog.records if record.levelno == logging.WARNING]
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{", '{"hash": "abc"}', '{"hash": "abc", "modelinfo": {"no": 1}}'])
+OTHER_HASH = '{"hash": "def", "modelinfo": {"architecture": "LlamaForCausalLM"}}'
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{", '{"hash": "abc"}', '{"hash": "abc", "modelinfo": {"no": 1}}', OTHER_HASH]
+)
 def test_content_that_is_none_is_looked_over_while_observing(registered, settings, monkeypatch, text):
     """As in stock vLLM."""
     monkeypatch.setattr(keyring, "_stopped", threading.Event())

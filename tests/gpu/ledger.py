@@ -65,9 +65,8 @@ PHASES = {
 class Ledger:
     """The starts of one server. Caches that warm starts take are made before, and are not written to the file."""
 
-    def __init__(self, run, file):
-        self.run, self.file = run, file
-        self.settings, self.filled = {}, {}
+    def __init__(self, run, file, settings):
+        self.run, self.file, self.settings, self.filled = run, file, settings, {}
 
     def fill(self, arms):
         """What the arms start from: for stock and for safecache the caches of two starts, and the pack of the latter."""
@@ -211,8 +210,7 @@ def start(asked):
     asked.file = asked.file.resolve()
     with tempfile.TemporaryDirectory(prefix="ledger-", dir=asked.base) as base:
         run = engines.Run(server, Path(base), asked)
-        ledger = Ledger(run, asked.file)
-        ledger.settings = dict(pair.split("=", 1) for pair in asked.set)
+        ledger = Ledger(run, asked.file, dict(pair.split("=", 1) for pair in asked.set))
         ledger.fill(asked.arms)
         if not ledger.filled:
             # The first start of all reads libraries from the disk, and Python compiles what it imports.
