@@ -184,4 +184,6 @@ def save_model_info(wrapped: Callable[..., Any], instance: Any, args: Any, kwarg
 def _name_info(model: Any, module_hash: str) -> tuple[str, str]:
     """Name the file in which vLLM keeps what it knows of a model's class, and all that this follows from."""
     path = os.path.abspath(model._get_cache_dir() / model._get_cache_filename())
-    return path, f"{sys.modules['vllm'].__version__} {model.module_name}:{model.class_name} {module_hash}"
+    # Classes take branches by these, and by the platform that torch's version names.
+    versions = (getattr(sys.modules.get(name), "__version__", "") for name in ("vllm", "torch", "transformers"))
+    return path, f"{' '.join(versions)} {model.module_name}:{model.class_name} {module_hash}"

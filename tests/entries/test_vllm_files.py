@@ -252,11 +252,14 @@ def test_planted_class_is_an_error_in_strict_mode(registered, settings):
         registered.load()
 
 
-def test_class_of_another_version_is_looked_at_again_without_a_word(registered, monkeypatch, caplog):
+@pytest.mark.parametrize("package", ["vllm", "torch", "transformers"])
+def test_class_of_another_version_is_looked_at_again_without_a_word(registered, package, monkeypatch, caplog):
     registered.save(LLAMA)
     assert registered.load("def") is None, "the model's file was edited"
-    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(__version__="0.34.0"))
-    assert registered.load() is None
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, package, SimpleNamespace(__version__="0.34.0"))
+        assert registered.load() is None
+    assert registered.load() == LLAMA
     assert not [record for record in caplog.records if record.levelno == logging.WARNING]
 
 
