@@ -100,7 +100,7 @@ class Trial:
 
     @report.contain_errors(_WATCH, _UNWATCHED)
     def _arm(self) -> None:
-        marker = markers.own(self.cache.place)
+        marker = markers.own(self.cache.place, self.cache.began)
         slot = None if marker is None else marker.arm(self.names)
         if marker is not None and slot is not None:
             self._armed = marker, slot
@@ -178,6 +178,7 @@ def _look(cache: _Cache) -> None:
                         _against(cache, names, blame, Reason.CRASHED_RUN, death.began, what)
     finally:
         with report.contain_errors(_FEATURE, _EFFECT), suppress(OSError):
+            cache.began = time.time()  # later strikes are unknown to this process
             cache.strikes = strikes.read(cache.root)
 
 

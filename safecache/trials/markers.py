@@ -67,7 +67,7 @@ _PAUSES = 0.005, 0.005
 
 
 class Death(NamedTuple):
-    """Of a process, as its marker tells. ``began``: in seconds since the epoch. ``running``: each trial's files.
+    """Of a process, as its marker tells. ``began``: see own(). ``running``: each trial's files.
 
     ``said``: what faulthandler has written; ``around``: see host_oom_state().
     """
@@ -157,23 +157,24 @@ def opened(place: str, *, make: bool = False) -> AbstractContextManager[Folder]:
     return folders.open_subdirectory(place, [ours.FOLDER, ours.TRIALS], make=make)
 
 
-def own(place: str) -> Marker | None:
+def own(place: str, began: float) -> Marker | None:
     """This process's marker there, made when it is first asked for; None, for good, where none can be made.
 
-    Artifacts that are unpacked are caches of their own: the first few of a process have a marker, which stays open.
+    ``began``: when it looked at the strikes of that cache, in seconds since the epoch. Artifacts that are unpacked are
+    caches of their own: the first few of a process have a marker, which stays open.
     """
     own = _own.now
     if place not in own and len(own) < _MOST_OWN:
         with _own.lock:
             if place not in own:
-                own[place] = _made(place)
+                own[place] = _made(place, began)
                 call_at_exit(own.end)
     return own.get(place)
 
 
-def _made(place: str) -> Marker | None:
+def _made(place: str, began: float) -> Marker | None:
     name = f"run-{os.getpid()}-{secrets.token_hex(6)}"
-    header = {"pid": os.getpid(), "began": time.time(), "around": host_oom_state()}
+    header = {"pid": os.getpid(), "began": began, "around": host_oom_state()}
     sealed = side_records.seal_record(_subject(name), header)
     if sealed is None:
         return None  # no later process could believe it

@@ -90,11 +90,12 @@ def read(root: str) -> Strikes:
 def add(root: str, names: list[str], blame: Blame, reason: Reason, began: float) -> list[str] | None:
     """Strikes against the keys of these files; the new paths of what was set aside for that, None if nothing is yet.
 
-    ``began``: the process, in seconds since the epoch. Of what has begun before the last strike one is enough: those
-    are the processes that died together. Raises OSError.
+    ``began``: when the process looked at the strikes, in seconds since the epoch. Of those that looked before the last
+    strike one is enough: they died together. Raises OSError.
     """
-    own, now = keys_of(names), time.time()
+    own = keys_of(names)
     with _changing(root) as found:
+        now = time.time()  # not before the wait for the lock: those that look meanwhile know nothing of it
         raised = [_raise(found, digest(kind.word, key), blame, began, now) for kind, key, _ in own]
         if any(raised):
             found.files.update({digest(kind.word, key, name): now for kind, key, name in own})

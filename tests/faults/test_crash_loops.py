@@ -219,6 +219,14 @@ def test_processes_that_die_together_are_one_strike_and_those_after_them_live(pl
     assert 4 not in struck_keys(home)
 
 
+def test_process_that_looked_before_the_last_strike_died_together_with_the_others(planted):
+    home = planted(SEGFAULT)
+    assert home.run(trial_scenes.infer_late).result == [signal.SIGSEGV, 0, signal.SIGSEGV]
+    assert is_cold(infer(home))
+    assert is_warm(infer(home))
+    assert 4 not in struck_keys(home)
+
+
 def test_entry_in_a_cache_that_cannot_be_written_is_passed_over(planted):
     home = planted(SEGFAULT)
     for path in [home.cache, *home.cache.rglob("*")]:

@@ -147,6 +147,25 @@ def infer_at_once(number):
     return {"ended": ended, "said": said}
 
 
+def infer_late():
+    """How processes ended: one whose entry kills it, one that judges that, and one that had looked before that strike."""
+    from safecache import trials
+
+    looked, told = os.pipe(), os.pipe()
+    late = os.fork()
+    if not late:
+        trials.open_cache(_root())
+        os.write(looked[1], b"1")
+        os.read(told[0], 1)
+        infer()
+        os._exit(0)
+    os.read(looked[0], 1)
+    ended = infer_at_once(1)["ended"] + infer_at_once(1)["ended"]
+    spoil(SEGFAULT)
+    os.write(told[1], b"1")
+    return [*ended, os.waitpid(late, 0)[1]]
+
+
 def _infer_and_say(write):
     import logging
 
