@@ -40,8 +40,9 @@ def test_links_lead_somewhere(path):
 def test_commands_in_it_exist(path, run):
     """As far as their names go."""
     text = path.read_text()
+    blocks = "".join(re.findall(r"^```.*?^```", text, re.MULTILINE | re.DOTALL))
     named = set(re.findall(r"`safecache ([a-z]+)", text)) | set(
-        re.findall(r"^(?:\$ )?safecache ([a-z]+)", text, re.MULTILINE)
+        re.findall(r"^(?:\$ )?safecache ([a-z]+)", blocks, re.MULTILINE)
     )
     for command in sorted(named):
         assert run(command, "--help").code == 0, command
@@ -66,7 +67,11 @@ def test_readme_is_one_screen_and_names_each_page():
 
 def test_help_lists_the_pages_and_shows_one(run):
     listed = run("help")
-    assert listed.code == 0 and [line.split()[0] for line in listed.lines[1:]] == [page.stem for page in PAGES]
+    parts = dict(main._PAGES)
+    assert listed.code == 0 and [line.split()[0] for line in listed.lines] == [
+        word for part, names in parts.items() for word in (part, *names.split())
+    ]
+    assert sorted(" ".join(parts.values()).split()) == [page.stem for page in PAGES]
     for page in PAGES:
         assert run("help", page.stem).out == page.read_text()
 
@@ -111,3 +116,21 @@ def test_life_of_an_entry_names_functions_where_they_are():
     if os.environ.get("WRITE_GOLDEN"):
         page.write_text(found, encoding="utf-8")
     assert page.read_text(encoding="utf-8") == found
+
+
+def sentences(text):
+    """Of prose, list items and cells of tables; code is one word."""
+    text = re.sub(r"^```.*?^```|<!--.*?-->", "", text, flags=re.MULTILINE | re.DOTALL)
+    text = re.sub(r"`[^`]*`", "CODE", re.sub(r"\]\([^)]*\)", "]", text))
+    for part in re.split(r"\n\s*\n|\n(?=\s*(?:[*-]|\d+\.) |#|\|)|\|", text):
+        yield from re.split(r"(?<=[.!?:;])\s+", " ".join(part.split()))
+
+
+@pytest.mark.parametrize("path", TEXTS, ids=lambda path: path.stem)
+def test_sentences_are_short(path):
+    assert [each for each in sentences(path.read_text()) if len(each.split()) > 35] == []
+
+
+def test_long_sentence_is_found():
+    text = f"* One item is `some code`.\n* It {'really ' * 34}is long.\n"
+    assert [len(each.split()) for each in sentences(text) if len(each.split()) > 35] == [38]
