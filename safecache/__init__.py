@@ -28,9 +28,9 @@ features.declare()
 
 
 def stats() -> dict[str, int]:
-    """How often entries were sealed, saved, verified, refused and so on in this process; absent means never.
+    """Return how often entries were sealed, saved, verified, refused and so on in this process; absent means never.
 
-    And what its lookups came to, by cache, outcome and reason, such as "fx miss: never seen".
+    Lookups are counted by cache, outcome and reason, such as "fx miss: never seen".
     """
     from safecache.ports import plugs
 
@@ -38,9 +38,10 @@ def stats() -> dict[str, int]:
 
 
 def isolate() -> None:
-    """Have Triton compile in processes of its own from now on, as with SAFECACHE_ISOLATE=1 in the environment.
+    """Compile Triton's kernels in separate processes from now on, as with SAFECACHE_ISOLATE=1 in the environment.
 
-    A crash, a hang or a want of memory of its compiler becomes a TritonCompileCrash (safecache.errors).
+    A crash, a hang or out-of-memory of Triton's compiler then raises TritonCompileCrash (safecache.errors). Raises
+    ConfigError.
     """
     config.isolate()
 
@@ -48,8 +49,8 @@ def isolate() -> None:
 def warm(function: Callable[..., object] | str, *arguments: Any, processes: int = 3) -> Warmed:
     """Call ``function``, or what ``"module:name"`` names, in fresh processes until one of them compiles nothing.
 
-    In up to so many ``processes``. All of it has to pickle. What it returns says whether all hit, and what would still
-    miss: ``all_hit``, ``missing``, ``status``.
+    ``processes``: at most so many. The function and its ``arguments`` have to pickle. What is returned says whether all
+    lookups hit, and what would still miss: ``all_hit``, ``missing``, ``status``.
     """
     from safecache.upkeep import warming
 

@@ -1,7 +1,7 @@
-"""What the plugin loaders of vLLM and SGLang start in each process of a server where safecache is asked for.
+"""Entry points for the plugin loaders of vLLM and SGLang, called in each process of a server.
 
-They load whatever is installed: whether it is asked for, safecache_entry looks, which imports this if so. Both log an
-exception of a plugin and start the server without it, so what must stop the server ends the process.
+The loaders call whatever is installed, so safecache_entry first checks that safecache is asked for. Both servers log an
+exception of a plugin and go on without it. What must stop the server therefore ends the process.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ __all__ = ["sglang", "vllm"]
 
 
 def vllm() -> None:
-    """Activate safecache in this process of vLLM, but with SAFECACHE=0, and show its metrics where vLLM's are.
+    """Activate safecache in this process of vLLM, unless SAFECACHE=0, and show its metrics beside vLLM's.
 
-    Ends the process, with code 78, for a setting with a bad value; and in strict mode if a hook is not on.
+    Ends the process with exit code 78 for a setting with a bad value; in strict mode also if a hook is not on.
     """
     if _start("vLLM") and config.current().metrics:
         from safecache import metrics
@@ -33,12 +33,12 @@ def vllm() -> None:
 
 
 def sglang() -> None:
-    """Activate safecache in this process of SGLang, likewise. Its metrics are those of all processes already."""
+    """Activate safecache in this process of SGLang, like vllm(). Its metrics are those of all processes already."""
     _start("SGLang")
 
 
 def _start(server: str) -> bool:
-    """Whether safecache is active now."""
+    """Activate safecache unless it is switched off. Return whether it is active now."""
     try:
         if not activation.is_active() and config.is_switched_off():
             return False
@@ -58,7 +58,7 @@ def _start(server: str) -> bool:
 
 
 def _objection() -> str:
-    """What strict mode has against the hooks: those that are not on, of what this process has imported by now."""
+    """Return the hooks that strict mode objects to: those that stand down or are overwritten by now; "" for none."""
     off = [hook for hook in activation.status() if hook.state in (HookState.STANDING_DOWN, HookState.OVERWRITTEN)]
     return "; ".join(f"{hook.name} is {hook.state}{hook.reason and f' ({hook.reason})'}" for hook in off)
 

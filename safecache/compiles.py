@@ -1,8 +1,8 @@
-"""States what this thread compiles, or looks up before it would; and what a graph is called, whatever its key.
+"""State of the compile or lookup that each thread is in, and names of graphs and kernels that do not depend on keys.
 
-That is the function that Dynamo compiles, and which graph of it. It is asked at a miss only: it walks the stack, as
-torch tells nobody the function's code object at that point. The frame is that of ``_compile`` in
-torch/_dynamo/convert_frame.py. A graph that is compiled later, such as a backward one, is told by the id that
+A graph's name is the function that Dynamo compiles, with the number of the graph in it. Names are computed at a miss
+only, by a walk up the stack, since torch passes the code object to nobody there. The frame is that of ``_compile`` in
+torch/_dynamo/convert_frame.py. A graph that is compiled later, such as a backward one, is found by the id that
 track_graph_compiling() of torch/_functorch/_aot_autograd/logging_utils.py has. The same in torch 2.11 to 2.15.
 """
 
@@ -51,7 +51,7 @@ _names: Part[dict[int, str]] = Part(dict, inherit)
 
 
 class Compile(threading.local):
-    """The compile, lookup, load or save that a thread is in. What is of another room is Any here."""
+    """State of the compile, lookup, load or save that a thread is in. Types of other rooms are Any here."""
 
     # How many events.propagate_strict() blocks it is in, what strict mode has raised in them, what was refused in them,
     # and how much of that before the innermost.
@@ -74,7 +74,7 @@ class Compile(threading.local):
     # The entries.saving attempt, and why the compile that this thread was in last has saved no entry.
     save: Any = None
     save_failure = ""
-    # Of an artifact that is loaded: where its bytes come from; what differs if it is compiled anew, None where none is;
+    # Of an artifact that is loaded: where its bytes come from; what differs if it is recompiled, None where none is;
     # whether no guards are evaluated for it; the kind and bytes that alone are unpickled next; whether vLLM compiles if
     # there is none.
     origin = ""
@@ -131,7 +131,10 @@ _parents = Part(lambda: None, _in_child)
 
 @contextmanager
 def scope(**values: Any) -> Iterator[None]:
-    """In this block the thread's Compile has these values."""
+    """Set these attributes of this thread's ``current`` for the block, and restore them after it.
+
+    ``values``: names are those of Compile's attributes. Raises AttributeError for another name.
+    """
     outer = {name: getattr(current, name) for name in values}
     vars(current).update(values)
     try:
@@ -141,7 +144,7 @@ def scope(**values: Any) -> Iterator[None]:
 
 
 def find_frame() -> str:
-    """Dynamo's id of the compile that this thread is in, such as "0/1": the function's, and which of its compiles."""
+    """Return Dynamo's id of this thread's compile, such as "0/1": the function, and which of its compiles; else ""."""
     context = getattr(sys.modules.get("torch._guards"), "CompileContext", None)
     found = None if context is None else context.current_compile_id()
     return "" if found is None else str(found)
@@ -149,7 +152,10 @@ def find_frame() -> str:
 
 @contextmanager
 def graph_lookup(config: Any) -> Iterator[None]:
-    """In this block a graph with this AOTConfig is looked up in AOTAutograd's cache."""
+    """Number the graph that torch looks up in AOTAutograd's cache in this block, and keep ``config`` for name_lookup().
+
+    ``config``: torch's AOTConfig. Graphs are numbered from 0 within one compile of Dynamo.
+    """
     guards = sys.modules.get("torch._guards")
     context = guards.CompileContext.try_get() if guards is not None else None
     # Compared by identity, not by its id, which starts again at torch._dynamo.reset().
@@ -162,7 +168,10 @@ def graph_lookup(config: Any) -> Iterator[None]:
 
 
 def name_lookup() -> str:
-    """The name of the graph being looked up in AOTAutograd's cache."""
+    """Return the name of the graph that is looked up in AOTAutograd's cache, and keep it for name_graph().
+
+    Needs graph_lookup() around it.
+    """
     number = current.number
     name = name_current() + (f" graph {number}" if number else "")
     _names.now[current.config.aot_id] = name
@@ -170,7 +179,10 @@ def name_lookup() -> str:
 
 
 def name_graph(*, is_backward: bool) -> str:
-    """The name of the graph that Inductor compiles, or looks up: that of AOTAutograd's graph, and which half of it."""
+    """Return the name of the graph that Inductor looks up or compiles: AOTAutograd's name and "forward" or "backward".
+
+    ``is_backward``: which of the two halves it is.
+    """
     half = "backward" if is_backward else "forward"
     if current.config is not None:
         return f"{name_lookup()} {half}"
@@ -183,7 +195,10 @@ def name_graph(*, is_backward: bool) -> str:
 
 
 def name_current() -> str:
-    """The name of the function that this thread compiles, or, where it does not, of the one that has called torch."""
+    """Return the qualified name of the function that this thread compiles; else of the code that called torch.
+
+    Returns "a graph" if the stack shows neither.
+    """
     find_frame: FrameType | None = sys._getframe(1)
     caller: FrameType | None = None
     while find_frame is not None:
@@ -197,7 +212,7 @@ def name_current() -> str:
 
 
 def _compiled(given: Mapping[str, Any]) -> str:
-    """By what _compile() was given: what torch skips, such as a function without a file, is within a wrapper."""
+    """Return the name of the function that torch's _compile() was ``given``, which may be within a wrapper of torch."""
     if given["globals"].get("__name__") == _WRAPPER:
         for cell in given["closure"] or ():
             method = cell.cell_contents
@@ -218,7 +233,10 @@ def _qualified(code: CodeType, scope: Mapping[str, Any]) -> str:
 
 
 def name_kernel(source: Any) -> str:
-    """The kernel's name, which depends neither on where it is compiled nor on its specialization."""
+    """Return a name of the kernel that depends neither on its directory nor on its specialization.
+
+    ``source``: what triton.compile() was given, such as an ASTSource.
+    """
     kernel = getattr(source, "fn", None)
     if kernel is None:
         return str(source.name)

@@ -1,25 +1,25 @@
 """Every error safecache raises.
 
     SafecacheError
-    ├── ConfigError            a setting has a value that is not allowed
-    ├── KeyringError           a key is missing, unreadable, or its file is open to others
-    ├── RegistryError          a registry of container images cannot be used, or what it has is refused
-    ├── EntryRefusedError      an entry failed verification; raised in strict mode, and by a load that cannot recompile
-    │   └── RefusedArtifactError   what did is an artifact that the program has named; in default mode too
-    ├── CacheReadError         an entry, its directory or the remote cache could not be read (strict mode)
-    ├── UnpicklableEntryError  an entry could not be prepared or pickled (strict mode)
-    ├── CacheWriteError        an entry, or its directory, could not be written (strict mode)
-    ├── ExecutionError         code cannot be loaded from where it lies, or from SAFECACHE_EXEC_DIR (strict mode)
-    ├── MissError              a cache has nothing that can be used, and SAFECACHE_STRICT=misses=1 is set
-    ├── LauncherError          a launcher from an entry cannot load its kernel, raised by its first call
-    ├── VerifierError          what verifies is not on, and strict mode does not go on without it; raised by activate()
-    │                          and by the import of the module that was to be verified
-    ├── PackRefusedError       a pack was not made by whom this process trusts, or is not as it was made
-    └── TritonCompileCrash     Triton's compiler died of a kernel, in a process of its own
+    ├── ConfigError            a setting has a value that is not allowed.
+    ├── KeyringError           a key is missing, unreadable, or its file is open to others.
+    ├── RegistryError          a registry of container images cannot be used, or its image is refused.
+    ├── EntryRefusedError      an entry failed verification; raised in strict mode, and by a load that cannot recompile.
+    │   └── RefusedArtifactError   the refused entry is an artifact that the program has named; in default mode too.
+    ├── CacheReadError         an entry, its directory or the remote cache could not be read (strict mode).
+    ├── UnpicklableEntryError  an entry could not be prepared or pickled (strict mode).
+    ├── CacheWriteError        an entry, or its directory, could not be written (strict mode).
+    ├── ExecutionError         code cannot be loaded from its directory, or from SAFECACHE_EXEC_DIR (strict mode).
+    ├── MissError              a cache has no usable entry, and SAFECACHE_STRICT=misses=1 is set.
+    ├── LauncherError          a launcher from an entry cannot load its kernel; raised by its first call.
+    ├── VerifierError          a verifying hook is inactive (strict mode); raised by activate(), and by the import of
+    │                          the module that the hook is for.
+    ├── PackRefusedError       a pack is not sealed by a trusted key, or was changed since.
+    └── TritonCompileCrash     Triton's compiler died in a process of its own.
 
 In default mode EntryRefusedError, CacheReadError, UnpicklableEntryError, CacheWriteError and ExecutionError do not
-reach a compile: each becomes one warning and a recompile.
-Each takes a single message by position, so that all of them survive the pickling of a worker's result.
+reach a compile: each becomes one warning and a recompile. Each class takes a single message by position, so every error
+survives the pickling of a compile worker's result.
 """
 
 from __future__ import annotations
@@ -45,10 +45,9 @@ __all__ = [
 
 
 def printable(text: str) -> str:
-    """``text`` with an escape for whatever a terminal would obey, or takes for the end of a line or another direction.
+    """Return ``text`` with escapes for control characters, line ends and marks that change the direction of writing.
 
-    A control character could forge a line of a log, and one that reverses the direction of writing, what it says.
-    Applied again it changes nothing.
+    Without them a file name could forge a line of a log, or show as another name. Idempotent.
     """
     if text.isprintable():
         return text
@@ -56,10 +55,10 @@ def printable(text: str) -> str:
 
 
 class SafecacheError(Exception):
-    """The base of all of them. An Exception, so that a server that catches those falls back to a compile.
+    """Base class of safecache's errors. An Exception, so a server that catches Exception falls back to a compile.
 
-    As text it is one line that a log or a terminal can take, whatever the names of files in it.
-    ``is_strict``: SAFECACHE_STRICT has made it of what is none otherwise, so nobody may swallow it.
+    str() is one line that is safe to print, whatever file names it contains. ``is_strict``: raised only because of
+    SAFECACHE_STRICT, so it must reach the caller even where torch or vLLM catches exceptions.
     """
 
     is_strict = False
@@ -69,71 +68,72 @@ class SafecacheError(Exception):
 
 
 class ConfigError(SafecacheError, ValueError):
-    """Names the variable, its value and what is allowed. A ValueError, as a bad argument is."""
+    """Bad value of a setting. The message names the variable, its value and what is allowed. Also a ValueError."""
 
 
 class KeyringError(SafecacheError):
-    """Names the key file and what is wrong with it."""
+    """Key that cannot be used. The message names the key file and what is wrong with it."""
 
 
 class RegistryError(SafecacheError):
-    """Names the registry, what was asked for and why it is refused; no password, token or signed URL."""
+    """Failure of an image registry. The message names it, request and cause; no password, token or signed URL."""
 
 
 class EntryRefusedError(SafecacheError):
-    """Names the entry, the check it failed and the remedy."""
+    """Entry that failed verification. The message names the entry, the failed check and the remedy."""
 
 
 class RefusedArtifactError(EntryRefusedError, RuntimeError):
-    """As EntryRefusedError. A RuntimeError, as what torch raises for such an artifact if its checksum is wrong.
+    """Refused artifact that the program itself has named. Also a RuntimeError, as torch raises for a wrong checksum.
 
-    Not raised by what torch calls inside an ``except RuntimeError`` that reads the same bytes as an older format.
+    The message is that of EntryRefusedError. Not raised inside torch's ``except RuntimeError`` blocks that read the
+    same bytes as an older format.
     """
 
 
 class CacheReadError(SafecacheError):
-    """Names what could not be read. Not an OSError: torch swallows those on its way to a silent miss."""
+    """Failure to read, in strict mode. The message names the file. Not an OSError, which torch takes for a miss."""
 
 
 class UnpicklableEntryError(SafecacheError):
-    """Names the path to the object, its type and where that is defined. Not a PicklingError: torch swallows those."""
+    """Entry that does not pickle. The message names the object. Not a PicklingError, which torch swallows."""
 
 
 class CacheWriteError(SafecacheError):
-    """Names the path and the file system's reason. Not an OSError: torch swallows those from a cache write."""
+    """Failure to write, in strict mode. The message names path and cause. Not an OSError, which torch swallows here."""
 
 
 class ExecutionError(SafecacheError):
-    """Names the directory and why no code is loaded from there. What the loader itself raises keeps its own type."""
+    """Directory from which no code may be loaded, and why. Errors of the loader itself keep their own type."""
 
 
 class MissError(SafecacheError):
-    """Names the cache, what was looked up, why it was missed and the key."""
+    """Miss that SAFECACHE_STRICT=misses=1 forbids. The message names the cache, the graph or kernel, reason and key."""
 
 
 class LauncherError(SafecacheError, RuntimeError):
-    """Names the kernel, what is wrong with its file or its device, and the remedy. A RuntimeError, as a launch's is."""
+    """Kernel that a cached launcher cannot load. The message names kernel, cause and remedy. Also a RuntimeError."""
 
 
 class VerifierError(SafecacheError):
-    """Names the hook that is not on, or what is wrong with the keys, and the remedy. Raised in strict mode alone."""
+    """Inactive verifying hook, in strict mode only. The message names the hook, why it is inactive, and the remedy."""
 
 
 class PackRefusedError(SafecacheError):
-    """Names the pack and why it is not used; ``reason``: that, as the value of a Reason."""
+    """Pack that is not used. The message names the pack, ``why`` and the ``remedy``; ``reason``: a Reason's value."""
 
-    reason = ""
+    reason = why = remedy = ""
 
 
 class TritonCompileCrash(SafecacheError, RuntimeError):
-    """Triton's compiler, or ptxas, crashed, hung or took too much memory, and this process lives.
+    """Crash, hang or out-of-memory of Triton's compiler or ptxas in a separate process; this process lives.
 
-    What is raised is of a subclass that is Triton's PTXASError and OutOfResources too: so all that tunes kernels takes
-    it for a configuration that is not possible.
+    If Triton is installed, the raised subclass is also Triton's PTXASError and OutOfResources. Autotuners therefore
+    skip the configuration.
 
     ``how``: "signal", "exit", "timeout", "memory", or "recovered" where MLIR has caught the signal. ``signal``: its
-    number, if there is one. ``stage``: what was being made, "source", "ttir", "ttgir", "llir", "ptx" or "cubin".
-    ``config``: what tells this compile of the kernel from others. ``report``: the directory with what is known of it.
+    number, or None. ``stage``: what was being made, "source", "ttir", "ttgir", "llir", "ptx" or "cubin". ``config``:
+    what tells this compile of the ``kernel`` from its others. ``report``: the directory of the crash report, or None.
     """
 
     def __init__(

@@ -1,6 +1,6 @@
-"""The features: the one module that names them, adds their units to the table, and plugs them into the core's ports.
+"""Features: the one module that names them, adds their units to the table, and plugs them into the core's ports.
 
-Without its folder, and the lines here that name it, all else works as well.
+Without a feature's folder, and the lines here that name it, everything else works as well.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def _start(settings: Config) -> None:
 
 
 def plug() -> None:
-    """Have the features hear and answer the core from now on."""
+    """Connect the features to the core's events and its Plugs. The import of safecache.integrations calls it."""
     from safecache import explain, flights, history, omitted, packs, ports, recompile_check, trials
     from safecache.isolation import asked
     from safecache.ports import observe, plugs

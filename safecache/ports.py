@@ -1,4 +1,4 @@
-"""What the core tells its observers, and asks of its features: all of it that the author of a feature reads."""
+"""Events that the core tells its observers, and ports that features implement: all that a feature's author reads."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ __all__ = [
 
 
 class Outcome(Enum):
-    """A bypass is a graph that torch did not look up, or a hit that a setting ignores."""
+    """Outcome of a lookup. A bypass is a graph that torch did not look up, or a hit that a setting ignores."""
 
     HIT = "hit"
     MISS = "miss"
@@ -55,11 +55,12 @@ class Outcome(Enum):
 
 
 class Lookup(NamedTuple):
-    """A lookup has ended. ``ref``: of a kind of LOOKED_UP. ``reason``: None for a hit.
+    """Event: a lookup has ended. ``ref``: of a kind of LOOKED_UP. ``reason``: None for a hit.
 
-    ``name``: the compiled function, or the kernel, as its author calls it; "" for a hit. ``frame``: Dynamo's id of the
-    compile it was for, such as "0/1", "" outside of one. ``seconds``: what it took. ``saved``: the seconds of compiling
-    that a hit has spared. ``is_part``: the lookup of what refers to it goes on.
+    ``name``: the compiled function or kernel, as its author calls it; "" for a hit. ``detail``: adds to the reason, for
+    a person; may be "". ``seconds``: duration of the lookup. ``frame``: Dynamo's id of the compile, such as "0/1"; ""
+    outside of one. ``saved``: seconds of compiling that a hit has spared. ``is_part``: an outer lookup goes on, whose
+    entry refers to this one.
     """
 
     ref: Ref
@@ -74,7 +75,10 @@ class Lookup(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What a lookup was given, sealed. ``ref``: with the cache that it lies in, at ``origin``; "" for a lower tier."""
+    """Sealed ``content`` that a lookup offers torch. ``ref``: its root is the cache that holds it; "" if a lower tier.
+
+    ``origin``: its path, or a description of the remote.
+    """
 
     ref: Ref
     content: bytes
@@ -82,21 +86,24 @@ class Found(NamedTuple):
 
 
 class Saved(NamedTuple):
-    """An entry was saved, perhaps after a miss. ``seconds``: what its compile took, 0 if that is not known."""
+    """Event: an entry was saved, perhaps after a miss. ``seconds``: duration of its compile; 0 if unknown."""
 
     ref: Ref
     seconds: float = 0.0
 
 
 class Waited(NamedTuple):
-    """So many seconds were waited for what other processes compile or build."""
+    """Event: this thread has waited so many ``seconds`` for another process to compile or build ``ref``."""
 
     ref: Ref
     seconds: float
 
 
 class LeftToOthers(NamedTuple):
-    """It was found after a wait of so many seconds for another process, which ``took`` so many to compile it."""
+    """Event: a wait for another process has ended with a hit.
+
+    ``waited``: seconds waited. ``took``: seconds for which the other process held the lease.
+    """
 
     ref: Ref
     waited: float
@@ -104,28 +111,28 @@ class LeftToOthers(NamedTuple):
 
 
 class Published(NamedTuple):
-    """A file was published in the cache ``root``."""
+    """Event: a file was published in the cache directory ``root``."""
 
     root: str
 
 
 class Requested(NamedTuple):
-    """It is looked up by this process."""
+    """Event: this process looks ``ref`` up."""
 
     ref: Ref
 
 
 class Admitted(NamedTuple):
-    """The file, or a kernel's directory, at ``path`` was verified, and this thread is about to use it."""
+    """Event: the file, or a kernel's directory, at ``path`` was verified, and this thread is about to use it."""
 
     path: str
 
 
 class Compiling(NamedTuple):
-    """What was not found is about to be compiled. ``ref``: without a key if it is not looked up by itself.
+    """Event: something was missed and is about to be compiled. ``ref``: its key is "" if it is not looked up by itself.
 
-    ``graph``: or a kernel's KernelRequest. ``name``: what its author calls it. ``lines``: what its key was computed
-    from, as torch prints it; empty where torch has not.
+    ``graph``: torch's graph, or a kernel's KernelRequest. ``name``: returns what its author calls it. ``lines``: what
+    its key was computed from, as torch prints it; may be empty.
     """
 
     ref: Ref
@@ -135,7 +142,7 @@ class Compiling(NamedTuple):
 
 
 class KernelRequest(NamedTuple):
-    """What triton.compile() has computed the cache ``key`` of, with ``variables`` of the environment in it."""
+    """Arguments of Triton's get_cache_key(), and the ``key`` it returned. ``variables``: the environment in the key."""
 
     source: Any
     backend: Any
@@ -145,21 +152,21 @@ class KernelRequest(NamedTuple):
 
     @property
     def metadata(self) -> str:
-        """The name of the file of its metadata."""
+        """Name of the kernel's metadata file, by which Triton looks the group up."""
         return f"{self.source.name[:150]}.json"
 
 
 class Served(NamedTuple):
-    """A compiled function of this ``model`` of a server is about to be loaded, or made and saved, by this thread."""
+    """Event: this thread is about to load, or compile and save, a function of a server's ``model``."""
 
     model: Any
 
 
 class Use(NamedTuple):
-    """What is about to be loaded from the cache ``root``: files by their ``names`` there, or an artifact's name.
+    """Files of the cache ``root`` that are about to be loaded, by their ``names`` in it; or an artifact's name.
 
-    ``kind``: what is ``loaded``: a graph (FX_ENTRY), a kernel, a package's model, or a library (NATIVE_CODE), whose
-    load is all of its use. ``forgives``: an exception does not count against the files.
+    ``kind``: what is ``loaded``: a graph (FX_ENTRY), a kernel, a package's model, or a library (NATIVE_CODE). A library
+    has no first run after its load. ``forgives``: an exception does not count against the files.
     """
 
     kind: Kind
@@ -170,9 +177,9 @@ class Use(NamedTuple):
 
 
 class File(NamedTuple):
-    """A file of a bundle. ``name``: below the directory of its ref. ``record``: None if it has none.
+    """File of a bundle. ``name``: relative to the directory of its ref. ``record``: its sealed record, None if none.
 
-    ``mode``: less the umask, of its copies.
+    ``mode``: permissions of its copies, before the umask.
     """
 
     name: str
@@ -182,11 +189,11 @@ class File(NamedTuple):
 
 
 class Bundle(NamedTuple):
-    """The files of a cache key, or one entry of several, as a tier has them: nobody has verified them.
+    """Unverified files of one cache key, or one of its several entries, as a tier has them.
 
-    ``ref``: with the directory that they lie in as its root; "" for what lies in none. ``origin``: where that is, for a
-    person. ``label``: what kind of tier it is; each has warnings of its own. ``judged``: called once they are copied
-    into the cache, or with the refusal. ``refusal``: why the tier itself does not give them.
+    ``ref``: its root is the directory that holds them, "" if none does. ``origin``: that place, for a person.
+    ``label``: the kind of tier; each kind has warnings of its own. ``judged``: called with None once the files are
+    copied into the cache, or with the refusal. ``refusal``: why the tier itself does not supply them.
     """
 
     ref: Ref
@@ -198,144 +205,148 @@ class Bundle(NamedTuple):
 
 
 class Tier(Protocol):
-    """A cache below others, such as a directory, a pack or a server. It verifies nothing that others wrote.
+    """Port: a tier that is searched after the cache, such as a pack or a server. What it returns is unverified.
 
     No method raises anything in default mode.
     """
 
     def candidates(self, ref: Ref) -> Iterator[Bundle]:
-        """Yield what it has under the key of this ref, of a cache above it: the best first, all of it unverified."""
+        """Yield each unverified bundle that the tier has for ``ref``, of a cache above it; the best first."""
         yield from ()
 
     def keep(self, ref: Ref, *, again: bool = False) -> None:
-        """Have its files kept, which this process has made. ``again``: in place of what is kept under its key."""
+        """Store the files of ``ref``, which this process has made. ``again``: replace what is stored under the key."""
         return None
 
 
 class Compiler(Protocol):
-    """Makes Triton's kernels apart from this process; without it Triton makes them, here."""
+    """Port: compiles Triton's kernels outside this process. Without a feature, Triton compiles them in this process."""
 
     def begin(self) -> None:
-        """A kernel may be compiled soon."""
+        """Prepare for a compile, which may follow soon."""
         return None
 
     def request(self, request: KernelRequest) -> None:
-        """This thread is about to look it up."""
+        """Note that this thread is about to look this kernel up. May raise to end the lookup."""
         return None
 
     def compile(self, source: Any, options: tuple[Any, ...], work: Callable[[], Any]) -> Any:
-        """What ``work`` returns, which is triton.compile() of ``source`` with these further arguments."""
+        """Call ``work``, which is triton.compile() of ``source`` and ``options``, and return its result."""
         return work()
 
     def make(
         self, request: KernelRequest | None, manager: Any, directory: str, found: dict[str, str] | None
     ) -> dict[str, str] | None:
-        """The group that was ``found`` for this thread's request, else one that is made now; None: Triton makes it."""
+        """Return the kernel's group: ``found``, if usable, else one that is compiled now; None: Triton compiles it.
+
+        ``request``: of this thread's lookup, None if unknown. ``manager``: Triton's cache manager. ``directory``: of
+        the kernel in the cache. A group maps names of files to paths.
+        """
         return found
 
 
 class KeyPart(Protocol):
-    """What upstream's cache keys leave out: sealed with an entry, and compared before that is used."""
+    """Port: fingerprint of what upstream's cache keys leave out, sealed with an entry and compared before each use."""
 
     def statement(self, ref: Ref, parts: tuple[Ref, ...] | None = (), made: Any = None) -> Mapping[str, str]:
-        """What its seal says of an entry. ``parts``: the entries that it refers to; None: its graphs are not known.
+        """Return the fingerprint to seal with an entry. ``parts``: entries it refers to; None: its graphs are unknown.
 
         ``made``: a function that was compiled ahead of time.
         """
         return {}
 
     def refusal(self, ref: Ref, provenance: Mapping[str, str]) -> Refusal | None:
-        """Why an entry with this sealed provenance, or none, does not fit this process; None if it does."""
+        """Return why an entry with this verified ``provenance`` does not fit this process; None if it fits."""
         return None
 
     def differs_by_rank(self) -> bool:
-        """Whether each rank compiles this thread's graph for itself: none has to wait for another."""
+        """Tell whether each rank compiles this thread's graph for itself, so that no rank waits for another."""
         return False
 
 
 class LoadGuard(Protocol):
-    """May veto what was verified, and stands around its load and its first run."""
+    """Port: may veto verified files, and watches their load and first run for crashes."""
 
     def open_cache(self, root: str) -> object:
-        """Look, once in a process, at what is known of a cache, before anything is read from it or written there."""
+        """Read once per process what is known about the cache ``root``, before the first read or write there."""
         return None
 
     def refusal(self, ref: Ref, name: str, *, is_lower: bool = False) -> Refusal | None:
-        """Why the file, or artifact, of this name is not to be loaded; for "", why nothing of its key is.
+        """Return why the file or artifact ``name`` must not be loaded; for "", why nothing of the key; None if it may.
 
-        ``is_lower``: it lies in a tier below the cache.
+        ``is_lower``: the file is in a tier below the cache.
         """
         return None
 
     def is_unrelated(self, error: Exception, root: str) -> bool:
-        """Whether an exception from a load or a first run is plainly no fault of what the cache ``root`` supplied."""
+        """Tell whether ``error``, of a load or a first run, is clearly not the fault of files of the cache ``root``."""
         return True
 
     def load(self, use: Use, work: Callable[[], Any]) -> Any:
-        """What ``work`` returns, which loads it. Raises what that does."""
+        """Call ``work``, which loads the files of ``use``, and return its result. Raises what ``work`` does."""
         return work()
 
     def announce(self, use: Use) -> None:
-        """A kernel was found, which is loaded later."""
+        """Note that a kernel was found that will be loaded later."""
         return None
 
 
 class Flight(Protocol):
-    """The end of a wait, or a lead: in either case there may be something to be found now.
+    """Result of SingleFlight.wait_or_lead(): after a wait, or with the lease. In both cases the caller looks again.
 
-    ``waited``: in seconds. ``elsewhere``: another host was waited for, so that the remote may have it now.
+    ``waited``: seconds. ``elsewhere``: another host was waited for, so the remote may have the entry now.
     """
 
     waited: float
     elsewhere: bool
 
     def found(self) -> None:
-        """It has been found: nothing is compiled."""
+        """Note that the second look has found the entry, so that nothing is compiled."""
 
 
 class HitCheck(Protocol):
-    """Has some of what is found compiled again where it would be used, to be compared with what is saved then."""
+    """Port: hides a sample of hits from torch, and compares them with what torch compiles and saves instead."""
 
     def hides(self, found: Sequence[Found]) -> bool:
-        """Tell whether torch is to miss what a lookup has found: an entry before those that it refers to."""
+        """Tell whether torch is to miss these hits: an entry, followed by the entries that it refers to."""
         return False
 
     def is_new(self, ref: Ref, content: bytes) -> bool:
-        """Tell whether an entry is to be saved: not if it is what was hidden under its key."""
+        """Tell whether to save this entry: False if it matches the hidden entry of its key."""
         return True
 
 
 class SingleFlight(Protocol):
-    """Who compiles what is missing, and who waits for it."""
+    """Port: chooses the process that compiles a missing key, and lets the others wait for it."""
 
     def compile_scope(self, kind: Kind, most: float | None, *, waits: bool = True) -> AbstractContextManager[None]:
-        """A compile of this kind by this thread, for this block: lookups of the kind in it may lead, or wait.
+        """Mark this block as a compile of ``kind`` by this thread: lookups of the kind in it may take a lease or wait.
 
-        ``most``: the seconds that it may wait, besides what a setting says; None if neither is it to wait, nor anybody
-        for it. ``waits``: else a lookup only finds out whether another process is compiling that, on this host.
+        ``most``: limit of a wait in seconds, besides that of SAFECACHE_WAIT; None: neither wait nor take a lease.
+        ``waits``: if False, a lookup only finds out whether another process on this host compiles the key.
         """
         return nullcontext()
 
     def wait_or_lead(self, ref: Ref, before: Callable[[], float]) -> Flight | None:
-        """Wait for whoever compiles this already, or lead: this thread has missed. None: no use in looking again.
+        """Wait for the process that compiles ``ref``, or take the lease. Call it after a miss. None: do not look again.
 
-        ``before``: tells, if it is called, how many seconds the compile took the last time, 0 where nobody knows.
+        ``before``: returns the seconds of the last compile, 0 if unknown; may not be called.
         """
         return None
 
     def is_compiled_elsewhere(self) -> bool:
-        """Whether what this thread has looked up is compiled by another process, for which it has not waited."""
+        """Tell whether another process compiles what this thread has looked up, and this thread did not wait for it."""
         return False
 
 
 class Tiers(Tier):
-    """Several as one, the nearest first."""
+    """Tier that consists of several, searched in the order in which they were added."""
 
     def __init__(self) -> None:
         self._tiers: list[Tier] = []
 
     def add(self, tier: Tier) -> None:
-        """Have it looked in after the others, once."""
+        """Add ``tier`` as the last to be searched, unless it is there already."""
         if tier not in self._tiers:
             self._tiers.append(tier)
 
@@ -354,14 +365,14 @@ def _answer_alone(port: Any) -> Any:
 
 
 class Plugs:
-    """What features have plugged in, and the core asks; each may be a module. Without them the core works as well.
+    """Implementations of the ports, to which features assign objects or modules. The defaults let the core work alone.
 
-    ``why_missed``: of a key and the name of its graph or kernel, why it is not there. ``compile_seconds``: of the same,
-    how long the compile took when it was last saved there; 0 where nobody knows. ``stats``: how often each thing
+    ``why_missed``: of a ref and the name of its graph or kernel, why the key is not in the cache. ``compile_seconds``:
+    of the same, the seconds of the compile when it was last saved there; 0 if unknown. ``stats``: how often each thing
     happened in this process.
 
-    ``acquire_lease``: takes the lease on a key among the hosts, and waits for others at most as long as its function
-    says. Returns what releases it, None if it cannot be had, and the seconds that were waited.
+    ``acquire_lease``: takes the lease on a ref among hosts, and waits for at most the seconds that its second argument
+    returns. Returns a function that releases the lease, or None without one, and the seconds waited.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""This process: what begins anew in a forked child and at ``safecache.reset()``, and what is done at its end."""
+"""State of this process: what a forked child and ``safecache.reset()`` begin anew, and what is done at its end."""
 
 from __future__ import annotations
 
@@ -29,15 +29,16 @@ _known: list[Part[Any] | ForkLock] = []
 
 
 def inherit(state: State) -> State:
-    """The state of a Part in a forked child: that of its parent."""
+    """Return ``state`` unchanged. Given to a Part, it lets a forked child keep its parent's state."""
     return state
 
 
 class Part(Generic[State]):
-    """The state of one module, in ``now``: what ``make`` returns, made anew by reset().
+    """State of one module, in ``now``: what ``make`` returns, made anew by reset().
 
-    ``in_child`` returns the state of a forked child, given its parent's; without it that is made anew too. Who reads
-    ``now`` twice may be given two states: read it once where that matters. ``lock``: for those who change it.
+    ``in_child``: returns the state of a forked child, given its parent's; without it ``make`` is called there too.
+    Another thread may replace ``now`` between two reads: read it once where that matters. ``lock``: to be held by
+    writers. A state may have a method end(), which reset() calls before it is replaced.
     """
 
     def __init__(self, make: Callable[[], State], in_child: Callable[[State], State] | None = None) -> None:
@@ -47,21 +48,21 @@ class Part(Generic[State]):
         _known.append(self)
 
     def reset(self) -> None:
-        """Make it anew; a state that has a method end() is ended before."""
+        """Make the state anew, after a call of the old state's end(), if it has that method."""
         end = getattr(self.now, "end", None)
         if end is not None:
             end()
         self.now = self._make()
 
     def renew(self) -> None:
-        """As in a forked child."""
+        """Replace the state in a forked child."""
         self.now = self._make() if self._in_child is None else self._in_child(self.now)
 
 
 def reset() -> None:
     """Forget what this process has learned and said: counters, warnings, digests, keys, and which directories failed.
 
-    As a process that begins: for tests, and after a change of keys or directories. Hooks and settings stay as they are.
+    For tests, and after a change of keys or directories. Hooks and settings stay as they are.
     """
     for part in reversed(_known):  # who uses others before these
         if isinstance(part, Part):
@@ -69,9 +70,10 @@ def reset() -> None:
 
 
 def call_at_exit(work: Callable[[], Result]) -> Callable[[], Result]:
-    """Call ``work`` once when this process ends in order, also one that multiprocessing has started. Returns ``work``.
+    """Call ``work`` once when this process ends in order, also in a child of multiprocessing. Returns ``work``.
 
-    In that one handlers of atexit are not run. A child that this process forks later may call it too.
+    Such a child runs no handlers of atexit, but multiprocessing's own finalizers. A child that this process forks later
+    may call ``work`` too.
     """
     multiprocessing = sys.modules.get("multiprocessing.util")
     atexit.register(work if multiprocessing is None else multiprocessing.Finalize(None, work, exitpriority=10))
@@ -79,9 +81,9 @@ def call_at_exit(work: Callable[[], Result]) -> Callable[[], Result]:
 
 
 class ForkLock:
-    """A reentrant lock of a module, which in a forked child no thread of the parent holds.
+    """Reentrant lock of a module, free in a forked child if another thread of the parent held it.
 
-    The thread that forks while it holds the lock holds it in the child too.
+    If the thread that forks holds it, the child holds it too.
     """
 
     def __init__(self) -> None:
@@ -95,7 +97,7 @@ class ForkLock:
         self._lock.release()
 
     def renew(self) -> None:
-        """As in a forked child."""
+        """Replace the lock in a forked child, unless the thread that forked holds it."""
         try:
             self._lock.release()
         except RuntimeError:  # another thread of the parent holds it, or nobody does

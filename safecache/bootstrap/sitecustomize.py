@@ -1,4 +1,4 @@
-"""On PYTHONPATH under ``safecache run``: activates safecache, then runs the sitecustomize that this one hides.
+"""Activate safecache under ``safecache run``, then run the sitecustomize that this one hides on PYTHONPATH.
 
 The directory stays on sys.path: Inductor's compile workers get their PYTHONPATH from it.
 """

@@ -1,4 +1,4 @@
-"""The command line: a module for each command, or for those that belong together, and main, which reads the words.
+"""The command line: one module for each command or group of commands; main dispatches.
 
 May import any room.
 """

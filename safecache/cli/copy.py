@@ -34,22 +34,22 @@ _MOST = "50G"
 def add_diff(parser: argparse.ArgumentParser) -> None:
     """Add its arguments."""
     for name in ("A", "B"):
-        parser.add_argument(name, help=f"a cache directory, or a pack (NAME{PACK})")
+        parser.add_argument(name, help=f"cache directory or pack (NAME{PACK})")
     add_json(parser)
 
 
 def add_copy(parser: argparse.ArgumentParser) -> None:
     """Add its arguments."""
     text = (
-        f"a cache directory, a pack (NAME{PACK}), the URL of a remote cache, {_REGISTRY}REGISTRY/REPOSITORY:TAG, or "
-        f"{_HERE!r}, the caches of this environment; the last is the destination, and alone it is that of {_HERE!r}"
+        f"cache directory, pack (NAME{PACK}), URL of a remote cache, {_REGISTRY}REGISTRY/REPOSITORY:TAG, or {_HERE!r} "
+        f"(this environment's caches); the last is the destination, and a single PLACE is the destination of {_HERE!r}"
     )
     parser.add_argument("places", nargs="+", type=_place, metavar="PLACE", help=text)
-    parser.add_argument("--again", action="store_true", help="also what is there already, in place of that")
+    parser.add_argument("--again", action="store_true", help="replace what the destination already has")
     group = parser.add_argument_group(f"with {_REGISTRY}")
-    text = f"of the pack (default {_MOST})"
+    text = f"largest pack to fetch (default {_MOST})"
     group.add_argument("--max-size", type=make_type(parse_size, SIZES), default=_MOST, metavar="SIZE", help=text)
-    text = "use a registry without TLS, or whose certificate nobody vouches for"
+    text = "accept a registry without TLS, or with an unverified certificate"
     group.add_argument("--plain-http", action="store_true", help=text)
     add_json(parser)
 
@@ -66,7 +66,7 @@ def translate(command: str, words: Sequence[str]) -> list[str]:
 
     Exits as argparse does where they are none. Raises ConfigError where there is no remote.
     """
-    parser = argparse.ArgumentParser(prog=f"safecache {command}", epilog="It is safecache copy: see that.")
+    parser = argparse.ArgumentParser(prog=f"safecache {command}", epilog="Deprecated: use safecache copy.")
     parser.add_argument("places", nargs="*", metavar="PLACE")
     parser.add_argument("-o", "--output", metavar=f"NAME{PACK}")
     parser.add_argument("--remote", metavar="URL")
@@ -195,7 +195,7 @@ def _progress() -> Iterator[Tell]:
 
 
 def _view(shown: str, summary: Summary, elsewhere: int = 0) -> View:
-    """What became of it. ``elsewhere``: how much there is of other builds."""
+    """Show the result of a copy. ``elsewhere``: number of bundles of other builds."""
     counts = {"copied" if fate is Fate.DONE else fate.value: summary.counts[fate] for fate in Fate}
     words = {what.replace(" ", "_"): number for what, number in counts.items()}
     counted = ", ".join(f"{number} {what}" for what, number in counts.items())
@@ -208,7 +208,7 @@ def _view(shown: str, summary: Summary, elsewhere: int = 0) -> View:
 
 
 def _with_problems(data: dict[str, object], lines: list[str], problems: list[Step]) -> View:
-    """Of a copy, and of what has failed in it, if anything has."""
+    """Show the result of a copy, with the bundles that were refused or failed, if any."""
     rows = [{"name": step.name, "what": step.fate.value, "why": step.detail} for step in problems]
     lines = [*lines, *(f"{row['what']} {row['name']}: {row['why']}" for row in rows)]
     return View({**data, "problems": rows}, lines, EXIT_FINDINGS if problems else 0)

@@ -43,7 +43,7 @@ def places(base: Path) -> dict[str, str]:
 
 
 class Outcome(NamedTuple):
-    """What a process printed, on stdout and on stderr."""
+    """Output of a process: its answer on stdout, and stderr."""
 
     answer: dict[str, Any]
     stderr: str
@@ -92,7 +92,7 @@ class Cache:
 
 
 class Row(NamedTuple):
-    """One line of the report; ``fine``: whether safecache kept its promise."""
+    """Line of the report; ``fine``: whether safecache kept its promise."""
 
     scenario: str
     stock: str

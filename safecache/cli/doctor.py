@@ -29,13 +29,11 @@ __all__ = ["add_doctor", "add_status", "import_targets", "run_doctor", "run_stat
 def add_doctor(parser: argparse.ArgumentParser) -> None:
     """Add its arguments."""
     what = parser.add_mutually_exclusive_group()
-    what.add_argument(
-        "--load", metavar="FILE", help="instead, say why a shared object does not load, without running it"
-    )
-    what.add_argument("--no-import", action="store_true", help="do not import torch: leave out what the hooks do")
-    text = "instead, say whether these packs or cache directories, which were filled elsewhere, can be used here"
+    what.add_argument("--load", metavar="FILE", help="explain why a shared object does not load, without running it")
+    what.add_argument("--no-import", action="store_true", help="do not import torch; skip the hooks")
+    text = "check whether packs or cache directories that were filled elsewhere can be used here"
     what.add_argument("--for", dest="sources", nargs="*", metavar="PACK|DIR", help=text)
-    parser.add_argument("--strict", action="store_true", help="exit with 1 for warnings too, not for errors alone")
+    parser.add_argument("--strict", action="store_true", help="exit with 1 for warnings too")
     add_json(parser)
 
 
@@ -73,7 +71,7 @@ def _compare(sources: list[str]) -> View:
     found = [each for baseline in baselines for each in compare(baseline)]
     lines = [line for each in found for line in _lines("misses" if each.misses else "may miss", str(each), each.remedy)]
     if not groups:
-        lines.append("nothing that is compiled lies there")
+        lines.append("it has no compiled files")
     elif worst(found) != "error":
         lines.append("every entry can hit here as far as can be told without compiling")
     misses = not groups or worst(found) == "error"
@@ -89,14 +87,14 @@ def _lines(what: str, evidence: str, remedy: str) -> list[str]:
 def add_status(parser: argparse.ArgumentParser) -> None:
     """Add its arguments."""
     add_json(parser)
-    parser.add_argument("--all", action="store_true", help="a line for every hook, and not only for those that are off")
+    parser.add_argument("--all", action="store_true", help="list every hook, not only inactive ones")
     parser.add_argument(
-        "--sinks", action="store_true", help="every place in torch and Triton that runs bytes, and what verifies them"
+        "--sinks", action="store_true", help="list every place in torch and Triton that runs bytes, and its verifier"
     )
     parser.add_argument(
-        "--table", action="store_true", help="every hook: what it is on, and the defect that it answers"
+        "--table", action="store_true", help="list every hook, its upstream function and the defect it answers"
     )
-    parser.add_argument("--no-import", action="store_true", help="do not import torch: only show the table")
+    parser.add_argument("--no-import", action="store_true", help="do not import torch; only list the hooks")
 
 
 def run_status(arguments: argparse.Namespace) -> View:
@@ -216,7 +214,7 @@ def import_targets() -> dict[str, str]:
 def _text(data: dict[str, Any], hooks: list[HookStatus], *, everything: bool) -> Iterator[str | Table]:
     yield f"safecache {data['version']}, torch {data['torch'] or 'not installed'}"
     if data["observes"]:
-        yield "SAFECACHE=observe: what does not verify is reported, and used as in stock torch"
+        yield "SAFECACHE=observe: files that do not verify are reported and used, as in stock torch"
     yield f"key {data['key']}" if data["key"] else f"no key: {data['key_problem']}"
     yield from (f"key refused: {problem}" for problem in data["refused_keys"])
     absent = {hook.reason for hook in hooks if hook.state is HookState.NOT_FOR_TORCH and hook.reason}

@@ -50,7 +50,7 @@ __all__ = [
 ]
 
 _NOTHING = Limits(size=-1)
-_ITEM_HELP = "as `safecache quarantine` shows it, or the beginning of it that no other has"
+_ITEM_HELP = "item, as printed by `safecache quarantine`, or a unique prefix"
 # Letters of a hash.
 _SHOWN = 16
 _HEADINGS = (
@@ -65,14 +65,14 @@ _HEADINGS = (
 def add_gc(parser: argparse.ArgumentParser) -> None:
     """Add its arguments."""
     of_size, of_age = make_type(units.parse_size, units.SIZES), make_type(units.parse_age, units.AGES)
-    parser.add_argument("--max-bytes", type=of_size, metavar="10G", help="in place of SAFECACHE_LIMITS=bytes=…")
-    parser.add_argument("--max-files", type=number, metavar="N", help="likewise, files=…")
-    parser.add_argument("--max-age", type=of_age, metavar="30d", help="likewise, age=…")
-    add_remote(parser, instead="instead of a directory, what was written there longest ago")
-    parser.add_argument("--quiet", action="store_true", help="print nothing, and let others run first")
-    parser.add_argument("--all", action="store_true", help="all of a cache that no running job uses")
-    parser.add_argument("--force", action="store_true", help="with --all, also what running jobs use, or have just now")
-    parser.add_argument("--dry-run", action="store_true", help="only say what would be removed")
+    parser.add_argument("--max-bytes", type=of_size, metavar="10G", help="overrides SAFECACHE_LIMITS=bytes=…")
+    parser.add_argument("--max-files", type=number, metavar="N", help="overrides SAFECACHE_LIMITS=files=…")
+    parser.add_argument("--max-age", type=of_age, metavar="30d", help="overrides SAFECACHE_LIMITS=age=…")
+    add_remote(parser, instead="sweep a remote cache instead, oldest items first")
+    parser.add_argument("--quiet", action="store_true", help="print nothing, and run at low priority")
+    parser.add_argument("--all", action="store_true", help="delete everything not in use")
+    parser.add_argument("--force", action="store_true", help="with --all, also delete what is in use or was recently")
+    parser.add_argument("--dry-run", action="store_true", help="only print what would be deleted")
     add_directories(parser)
     add_json(parser)
 
@@ -126,7 +126,7 @@ def _sweep_remote(arguments: argparse.Namespace) -> View:
 
 
 def _sweep(arguments: argparse.Namespace, limits: Limits, *, heed_jobs: bool = True) -> View:
-    """What was removed from each directory, what stayed and why, and what it holds now; 1 if something stayed."""
+    """Sweep each directory; show what was removed, what stays and why, and the size. Code 1 if something stays."""
     reports: dict[str, dict[str, Any] | None] = {}
     lines, is_clean = list[str](), True
     for directory in arguments.directories or levels.existing_caches(config.child_environment()):
@@ -177,9 +177,9 @@ def _words(sums: dict[str, Any]) -> str:
 def add_forget(parser: argparse.ArgumentParser) -> None:
     """Add its arguments."""
     which = parser.add_mutually_exclusive_group(required=True)
-    text = "as `safecache ls --crashed` shows it, or more of it"
+    text = "hash, or its beginning, as printed by `safecache ls --crashed`"
     which.add_argument("hash", nargs="?", metavar="HASH", help=text)
-    which.add_argument("--all", action="store_true", help="all, and what crashed in its first run")
+    which.add_argument("--all", action="store_true", help="clear all, and crash-loop strikes")
     parser.add_argument("--in", dest="directories", action="append", metavar="DIR", help=DIRECTORY_HELP)
 
 
@@ -187,15 +187,18 @@ def add_quarantine(parser: argparse.ArgumentParser) -> None:
     """Add its arguments, and its actions."""
     add_places(parser)
     actions = parser.add_subparsers(dest="action", metavar="ACTION")
-    add_places(actions.add_parser("list", help="what there is, from where and why; the default"), again=True)
-    for action, help in (("show", "what it is, and if a load would take it now"), ("restore", "put it back, if so")):
+    add_places(actions.add_parser("list", help="list items with origin and reason (default)"), again=True)
+    for action, help in (
+        ("show", "show an item, and if it would be accepted now"),
+        ("restore", "put it back, if accepted"),
+    ):
         of_one = actions.add_parser(action, help=help)
         of_one.add_argument("items", nargs=1, metavar="ITEM", help=_ITEM_HELP)
         add_places(of_one, again=True)
-    rm = actions.add_parser("rm", help="remove it")
+    rm = actions.add_parser("rm", help="delete items")
     which = rm.add_mutually_exclusive_group(required=True)
     which.add_argument("items", nargs="*", default=[], metavar="ITEM", help=_ITEM_HELP)
-    which.add_argument("--all", action="store_true", help="all of it")
+    which.add_argument("--all", action="store_true", help="delete every item")
     add_places(rm, again=True)
 
 

@@ -28,34 +28,32 @@ _DATES = ("created", "expires", "revoked")
 _HEADINGS = ("id", "algorithm", "name", "seals", *_DATES, "namespaces")
 _MAXIMUM_INPUT = 64 * 1024
 _DAY = 86400
-_PATTERN_HELP = "the namespaces that it may supply, such as 'prod/*', where * stands for any letters, / too (default *)"
+_PATTERN_HELP = "namespaces that the key may supply, such as 'prod/*'; * stands for any letters, / too (default *)"
 
 
 def add_keys(parser: argparse.ArgumentParser) -> None:
     """Add its arguments, and its actions."""
-    text = "print the public part of this key, by default of the one that seals, as openssl reads it (Ed25519)"
+    text = "print the public part of a key as PEM, by default of the sealing key (Ed25519)"
     parser.add_argument("--pem", nargs="?", const="", metavar="ID", help=text)
     add_json(parser)
     parser.set_defaults(act=_list)
-    actions = parser.add_subparsers(
-        metavar="ACTION", help="without one, list the keys that are sealed with and trusted"
-    )
-    new = actions.add_parser("new", help="make a key: a MAC key, or one whose public part verifies alone")
+    actions = parser.add_subparsers(metavar="ACTION", help="without one, list the sealing key and the trusted keys")
+    new = actions.add_parser("new", help="make a MAC key, or with --ed25519 a key pair")
     new.add_argument("--ed25519", action="store_true", help="make an Ed25519 key (needs safecache[sign])")
-    new.add_argument("--name", default="", help="what to call it in lists")
-    new.add_argument("--expires", type=_expiry, metavar="90d|DATE", help="when it ends: days from now, or a date")
+    new.add_argument("--name", default="", help="key name")
+    new.add_argument("--expires", type=_expiry, metavar="90d|DATE", help="expiry: days from now, or a date")
     new.add_argument("--namespace", nargs="+", metavar="PATTERN", help=_PATTERN_HELP)
-    new.add_argument("--out", metavar="FILE", help="where to write it; by default, into the keyring directory")
-    new.add_argument("--public", metavar="FILE", help="where to write its public part too (Ed25519)")
+    new.add_argument("--out", metavar="FILE", help="output file; by default in the keyring directory")
+    new.add_argument("--public", metavar="FILE", help="output file for the public part (Ed25519)")
     new.set_defaults(act=_new)
-    trust = actions.add_parser("trust", help="take the entries of a key from now on")
-    trust.add_argument("file", metavar="FILE", help="a key file, a PEM file of an Ed25519 key, or - for standard input")
-    trust.add_argument("--name", help="what to call it, in place of the name in the file")
+    trust = actions.add_parser("trust", help="trust a key: accept what it seals")
+    trust.add_argument("file", metavar="FILE", help="key file, PEM file of an Ed25519 key, or - for standard input")
+    trust.add_argument("--name", help="key name, instead of the name in the file")
     trust.add_argument("--namespace", nargs="+", metavar="PATTERN", help=_PATTERN_HELP)
     trust.set_defaults(act=_trust)
-    revoke = actions.add_parser("revoke", help="take no entry of a key any more, whenever it was sealed")
-    revoke.add_argument("id", metavar="ID", help="its id, or the beginning of it that no other key has")
-    revoke.add_argument("--reason", default="", help="why, kept in its file")
+    revoke = actions.add_parser("revoke", help="refuse every entry sealed by a key, old ones included")
+    revoke.add_argument("id", metavar="ID", help="key id or unique prefix")
+    revoke.add_argument("--reason", default="", help="reason, stored in the key file")
     revoke.set_defaults(act=_revoke)
 
 
@@ -104,9 +102,9 @@ def _trust(arguments: argparse.Namespace) -> View:
     if arguments.namespace:
         key = key._replace(namespaces=tuple(arguments.namespace))
     path = key_changes.trust(key)
-    state = _state(key_changes.find(key.id.hex()))
+    key = key_files.read(path, forbidden=0o077)  # as it was merged
     namespaces = " ".join(key.namespaces)
-    return View(None, [f"{key.id.hex()} {path}: {key.algorithm.value}, {state}, for namespaces {namespaces}"])
+    return View(None, [f"{key.id.hex()} {path}: {key.algorithm.value}, {_state(key)}, for namespaces {namespaces}"])
 
 
 def _revoke(arguments: argparse.Namespace) -> View:
@@ -171,20 +169,20 @@ def _cells(row: dict[str, Any]) -> list[str]:
 
 def add_adopt(parser: argparse.ArgumentParser) -> None:
     """Add its arguments."""
-    what = "the cache directory, such as $TORCHINDUCTOR_CACHE_DIR, or a package (.pt2)"
+    what = "cache directory, such as $TORCHINDUCTOR_CACHE_DIR, or a package (.pt2)"
     parser.add_argument("directory", metavar="DIR", help=what)
     add_json(parser)
 
 
 def add_sign(parser: argparse.ArgumentParser) -> None:
     """Add its arguments."""
-    parser.add_argument("paths", nargs="+", metavar="FILE", help="a cache directory, or an entry in one")
+    parser.add_argument("paths", nargs="+", metavar="FILE", help="cache directory, or an entry in one")
     add_json(parser)
 
 
 def add_verify(parser: argparse.ArgumentParser) -> None:
     """Add its arguments."""
-    parser.add_argument("paths", nargs="*", metavar="FILE", help=f"an entry, or {DIRECTORY_HELP}")
+    parser.add_argument("paths", nargs="*", metavar="FILE", help=f"an entry, or a {DIRECTORY_HELP}")
     add_json(parser)
 
 
@@ -230,7 +228,7 @@ def _locate(path: str) -> Iterator[Location]:
     os.lstat(path)
     location = layout.locate(path)
     if location is None:
-        raise EntryRefusedError(f"{path} lies in no cache directory, so that its kind and cache key are not known")
+        raise EntryRefusedError(f"{path} is in no cache directory, so its kind and cache key are unknown")
     yield location
 
 

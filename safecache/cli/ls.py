@@ -63,16 +63,16 @@ class Row(NamedTuple):
 def add_ls(parser: argparse.ArgumentParser) -> None:
     """Add its arguments."""
     add_directories(parser)
-    parser.add_argument("--sum", action="store_true", help="what they hold, by kind, and when it was used, instead")
-    add_remote(parser, instead="with --sum, what that holds of this namespace")
+    parser.add_argument("--sum", action="store_true", help="sum up by kind, with last use, instead of listing")
+    add_remote(parser, instead="with --sum, sum up this namespace of a remote cache")
     parser.add_argument(
-        "--kind", action="append", choices=(*KINDS, "all"), help="of this kind, or these; all that compiles use"
+        "--kind", action="append", choices=(*KINDS, "all"), help="kind to list; by default all that compiles use"
     )
-    parser.add_argument("--sort", choices=("size", "age", "used", "name"), default="used", help="by default, used last")
-    parser.add_argument("--limit", type=number, metavar="N", help="the first N")
     parser.add_argument(
-        "--crashed", action="store_true", help="what has crashed Triton's compiler, or a first run, instead"
+        "--sort", choices=("size", "age", "used", "name"), default="used", help="default: used, last first"
     )
+    parser.add_argument("--limit", type=number, metavar="N", help="list only the first N")
+    parser.add_argument("--crashed", action="store_true", help="list compiler crashes and crashed first runs instead")
     add_json(parser)
 
 
@@ -187,7 +187,7 @@ def cells(row: Row, key: str, now: float) -> list[str]:
 
 
 def _shortened(names: set[str]) -> dict[str, str]:
-    """For each name, a beginning that no other name shares."""
+    """Map each name to a beginning of it that no other name shares."""
     lengths = dict.fromkeys(names, _SHORTEST_KEY)
     for one, other in itertools.pairwise(sorted(names)):
         alike = itertools.takewhile(lambda letters: letters[0] == letters[1], zip(one, other, strict=False))
@@ -264,7 +264,7 @@ def _sum_held(held: list[Held]) -> dict[str, Any]:
 def add_show(parser: argparse.ArgumentParser) -> None:
     """Add its arguments."""
     parser.add_argument(
-        "name", metavar="NAME|KEY|PATH", help="of a kernel or function; a key, or the beginning of it; or a file of it"
+        "name", metavar="NAME|KEY|PATH", help="name of a kernel or function, key or its beginning, or path of a file"
     )
     add_places(parser)
 
@@ -317,7 +317,7 @@ def _report(row: Row) -> dict[str, Any]:
 
 
 def _contents(group: Group) -> list[dict[str, Any]]:
-    """Its files, without records and lock, with what a load would say of those that have a seal or a record."""
+    """Describe the group's files, without records and lock; those with a seal or record are judged as by a load."""
     paths = {file.path for file in group.files if not os.path.basename(file.path).startswith(".")}
     if group.kind in ENTRIES:
         found = audit.audit([Location(path, group.kind, group.name) for path in paths], [])

@@ -6,6 +6,7 @@ import argparse
 import difflib
 import importlib
 import os
+import re
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn
@@ -26,31 +27,31 @@ __all__ = ["add_help", "add_run", "environment_for_children", "main", "run_help"
 # functions add_COMMAND, which adds its arguments, and run_COMMAND.
 _GROUPS = {
     "use": {
-        "run": ("main", "run a command with safecache active in it and in its children"),
-        "warm": ("warm", "run a command until its caches are filled, and say what would still miss"),
-        "demo": ("demo", "a real model, cold and warm, and what faults do to stock torch and to us"),
-        "help": ("main", "the reference: list its pages, or show one, such as settings"),
+        "run": ("main", "run CMD with safecache active in it and in its children"),
+        "warm": ("warm", "run CMD until a fresh process hits every cache; list what still misses"),
+        "demo": ("demo", "compare stock torch and safecache on one small model, with faults injected"),
+        "help": ("main", "read the guide in the terminal"),
     },
     "look": {
-        "status": ("doctor", "import torch's cache modules and say what the hooks do there"),
-        "doctor": ("doctor", "look for what keeps caches from working here, and say what to do"),
-        "ls": ("ls", "list what lies in caches: kernels and graphs, their size, age, build, signer"),
-        "show": ("ls", "tell all about one of them: its build, files, signer, and if it is used"),
-        "stats": ("stats", "say what the processes of a run have looked up, and why it was missed"),
-        "explain": ("stats", "say why lookups missed: which parts of which key differ"),
+        "status": ("doctor", "import torch's cache modules and show which hooks are active"),
+        "doctor": ("doctor", "find what keeps caches from working here, with remedies"),
+        "ls": ("ls", "list kernels and graphs in caches: size, age, build, signer"),
+        "show": ("ls", "show one cache item: build, files, signer, whether it would be accepted"),
+        "stats": ("stats", "show cache hits and misses of a job run, with reasons"),
+        "explain": ("stats", "show why lookups missed: which parts of which key differ"),
     },
     "keys": {
-        "keys": ("keys", "list the keys that this process seals with and trusts; make, trust or revoke one"),
-        "adopt": ("keys", "seal the entries of a private cache directory, once, on your word"),
-        "sign": ("keys", "seal with our key the entries that verify now, under any trusted key"),
-        "verify": ("keys", "say which entries would be used, and why not the others"),
+        "keys": ("keys", "list the sealing key and the trusted keys; make, trust or revoke one"),
+        "adopt": ("keys", "seal existing unsealed entries of a private cache"),
+        "sign": ("keys", "re-seal verified entries with your sealing key (key rotation)"),
+        "verify": ("keys", "check seals: which entries would be accepted, and why others are refused"),
     },
     "upkeep": {
-        "gc": ("gc", "bring caches within their limits: the least recently used goes first"),
-        "quarantine": ("gc", "list, show, restore or remove what is in quarantine"),
-        "copy": ("copy", "have in a cache, a pack, the remote or a registry what others have and it lacks"),
-        "diff": ("copy", "tell what differs between two packs or caches"),
-        "forget": ("gc", "have kernels compiled again that have crashed Triton's compiler"),
+        "gc": ("gc", "delete least recently used items until the limits hold"),
+        "quarantine": ("gc", "list, show, restore or delete quarantined files"),
+        "copy": ("copy", "copy verified items between caches, packs, the remote and registries"),
+        "diff": ("copy", "compare two packs or caches"),
+        "forget": ("gc", "clear recorded compiler crashes (and with --all, crash-loop strikes)"),
     },
 }
 _COMMANDS = {command: said for group in _GROUPS.values() for command, said in group.items()}
@@ -73,9 +74,9 @@ def _overview() -> argparse.ArgumentParser:
     for group, commands in _GROUPS.items():
         groups += [f"{group}:", *(f"  {command:<12}{what}" for command, (_, what) in commands.items()), ""]
     codes = (
-        "exit codes: 0 fine, 1 findings or failure, 2 usage, 78 a setting with a bad value; of `run`, and of `warm` if"
+        "exit codes: 0 success, 1 findings or failure, 2 usage, 78 a setting with a bad value; `run`, and `warm` if CMD"
     )
-    codes += " CMD fails: CMD's own"
+    codes += " fails, exit with CMD's code"
     parser = argparse.ArgumentParser(
         prog="safecache",
         usage="safecache [-h] [--version] COMMAND ...",
@@ -84,12 +85,15 @@ def _overview() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"safecache {__version__}")
-    parser.add_argument("command", metavar="COMMAND", choices=_COMMANDS, help="one of these, each with a --help:")
+    parser.add_argument("command", metavar="COMMAND", choices=_COMMANDS, help="one of these; each has --help:")
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit code."""
+    """Run the command line ``argv``, by default this process's, and return its exit code.
+
+    Raises SystemExit for --help and for words that the command does not know.
+    """
     words = list(sys.argv[1:] if argv is None else argv)
     if words and words[0] in _ALIASES:
         words[:1] = _ALIASES[words[0]]
@@ -130,11 +134,43 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def add_help(parser: argparse.ArgumentParser) -> None:
     """Add its arguments."""
-    parser.add_argument("topic", nargs="?", metavar="TOPIC", help="the page")
+    parser.add_argument(
+        "topic",
+        nargs="?",
+        metavar="PAGE[#SECTION]",
+        help="a page, such as errors, or a section of one, such as errors#damaged",
+    )
+
+
+# What the reader needs, in this order, and the pages of safecache/guide for that.
+_PAGES = {
+    "tutorials": "first_steps vllm_docker kubernetes",
+    "how-to": "servers warm ship oci remote directories keys limits",
+    "troubleshooting": "errors misses doctor",
+    "reference": "settings commands metrics costs changelog",
+    "explanation": ("security wrong_hits single_flight trials recompile_check crashes launchers moving snapshots"),
+    "project": "contributing architecture",
+}
+
+
+def _section(text: str, anchor: str) -> str | None:
+    """Return the section of this page whose heading GitHub links to as ``anchor``; None if there is none."""
+    level, is_code, kept = 0, False, []
+    for line in text.splitlines(keepends=True):
+        is_code ^= line.startswith("```")
+        depth = 0 if is_code else len(line) - len(line.lstrip("#"))
+        if depth and level:
+            if depth <= level:
+                break
+        elif depth and re.sub(r"[^\w\- ]", "", line[depth:].strip().lower()).replace(" ", "-") == anchor:
+            level = depth
+        if level:
+            kept.append(line)
+    return "".join(kept) or None
 
 
 def run_help(arguments: argparse.Namespace) -> View:
-    """Show a page of safecache/guide, or the list of pages. Without a terminal, the page is its source."""
+    """Show a page of safecache/guide, one section, or the list of pages. Without a terminal, that is its source."""
     from importlib.resources import files
 
     from rich.console import Console
@@ -142,15 +178,23 @@ def run_help(arguments: argparse.Namespace) -> View:
 
     from safecache.cli.view import Heading, Table, View
 
-    guide = (files("safecache") / "guide").iterdir()
-    pages = {page.name.removesuffix(".md"): page for page in guide if page.name.endswith(".md")}
+    guide, console = files("safecache") / "guide", Console()
+    texts = {
+        name: (guide / f"{name}.md").read_text(encoding="utf-8") for names in _PAGES.values() for name in names.split()
+    }
     if arguments.topic is None:
-        titles = {name: page.read_text(encoding="utf-8").partition("\n")[0] for name, page in sorted(pages.items())}
-        rows = [(name, title.removeprefix("# ")) for name, title in titles.items()]
-        return View(None, [Table([Heading("topic"), Heading("about", folds=True)], rows)])
-    if arguments.topic not in pages:
-        raise UsageError(f"there is no page {arguments.topic}, but {', '.join(sorted(pages))}")
-    text, console = pages[arguments.topic].read_text(encoding="utf-8"), Console()
+        width = max(map(len, texts))
+        rows = {
+            part: [(name.ljust(width), texts[name].partition("\n")[0].removeprefix("# ")) for name in names.split()]
+            for part, names in _PAGES.items()
+        }
+        return View(None, [Table([Heading(part), Heading("", folds=True)], found) for part, found in rows.items()])
+    page, _, anchor = arguments.topic.partition("#")
+    if page not in texts:
+        raise UsageError(f"there is no page {page}, but {', '.join(sorted(texts))}")
+    text = _section(texts[page], anchor) if anchor else texts[page]
+    if text is None:
+        raise UsageError(f"page {page} has no section {anchor}: safecache help {page} prints all of it")
     if console.is_terminal:
         console.print(Markdown(text))
         return View(None, ())
@@ -173,7 +217,7 @@ def environment_for_children() -> dict[str, str]:
 
 def add_run(parser: argparse.ArgumentParser) -> None:
     """Add its arguments."""
-    parser.add_argument("argv", nargs=argparse.REMAINDER, metavar="-- CMD...", help="the command and its arguments")
+    parser.add_argument("argv", nargs=argparse.REMAINDER, metavar="-- CMD...", help="command to run")
 
 
 def run_run(arguments: argparse.Namespace) -> NoReturn:

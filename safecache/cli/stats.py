@@ -38,15 +38,16 @@ _MOST_OTHERS = 3
 _BAR = 20  # letters
 _MOST_MISSES = 100
 _MOST_ENTRIES = 10
+_MOST_RUNS = 10
 
 
 def add_stats(parser: argparse.ArgumentParser) -> None:
     """Add its arguments."""
     add_directories(parser)
-    choice = f"the run: its id, {LAST} (the default) for the latest, or {ALL}"
+    choice = f"job run: its id, {LAST} (default) for the latest, or {ALL}"
     parser.add_argument("--run", default=LAST, metavar="ID", help=choice)
     what = parser.add_mutually_exclusive_group()
-    text = "write all of it, the largest entries and the findings of doctor as a page to send to somebody"
+    text = "write an HTML report instead, with the largest entries and the findings of doctor"
     what.add_argument("-o", "--html", metavar="FILE", help=text)
     add_json(what)
 
@@ -154,7 +155,7 @@ def _numbers(*names: str) -> Iterator[Heading]:
 
 
 def _remote(summary: Summary) -> str:
-    """What the remote tier gave and cost, in words; "" if there was none."""
+    """Describe what the remote tier gave and cost; "" if there was none."""
     count = {each: summary.counts[each.value] for each in OF_REMOTE}
     if not any(count.values()):
         return ""
@@ -169,7 +170,7 @@ def _remote(summary: Summary) -> str:
 
 
 def _flights(summary: Summary, shared: list[Shared]) -> str:
-    """What was compiled once for several processes, in words; "" if nothing was."""
+    """Describe what was compiled once for several processes; "" if nothing was."""
     left, vain = (summary.counts[each.value] for each in OF_FLIGHTS)
     if not left and not vain:
         return ""
@@ -181,7 +182,7 @@ def _flights(summary: Summary, shared: list[Shared]) -> str:
 
 
 def _recompiled(summary: Summary) -> str:
-    """What the hits came to that were to be compiled again, in words; "" if none were."""
+    """Describe the outcomes of the hits that were to be recompiled; "" if none were."""
     counts = [(summary.counts[each.value], each.value) for each in OF_RECOMPILE_CHECK]
     return ", ".join(f"{number} {what}" for number, what in counts) if any(number for number, _ in counts) else ""
 
@@ -251,6 +252,7 @@ def render_page(directories: Sequence[str], lines: Sequence[Line], summary: Summ
         saved=_seconds(summary, Time.SAVED),
         flights=_flights(summary, shared),
         shared=shared[:_MOST_SHARED],
+        runs=list(_runs(lines)),
         recompiled=_recompiled(summary),
         remote=_remote(summary),
         misses=_misses(summary.missed, directories),
@@ -259,6 +261,24 @@ def render_page(directories: Sequence[str], lines: Sequence[Line], summary: Summ
         # Last, since it treats unusable settings as unset.
         findings=[finding for finding in examine(import_torch=False) if finding.severity != "ok"],
     )
+
+
+def _runs(lines: Iterable[Line]) -> Iterator[dict[str, Any]]:
+    """List the latest runs, the newest first: when each started, and the sums over its processes."""
+    by_run: dict[str, list[Line]] = {}
+    for line in sorted(lines, key=lambda line: line.time):
+        by_run.setdefault(line.run, []).append(line)
+    for of_run in sorted(by_run.values(), key=lambda each: -each[-1].time)[:_MOST_RUNS]:
+        summary = run_summary.summarise(of_run, run_summary.ALL)
+        if summary is not None:
+            yield {
+                "run": of_run[0].run,
+                "start": units.write_time(of_run[0].time),
+                "processes": len(summary.by_process),
+                "lookups": summary.lookups.total(),
+                "hits": summary.hits,
+                "spent": _seconds(summary, Time.SPENT),
+            }
 
 
 def _misses(lines: Iterable[Line], directories: Iterable[str]) -> list[dict[str, Any]]:
@@ -298,12 +318,10 @@ def _entries(directories: Sequence[str]) -> dict[str, Any]:
 
 def add_explain(parser: argparse.ArgumentParser) -> None:
     """Add its arguments."""
-    parser.add_argument(
-        "what", nargs="?", metavar="NAME|KEY", help="of a function or kernel, or of a key: a part will do"
-    )
+    parser.add_argument("what", nargs="?", metavar="NAME|KEY", help="function, kernel or key, or a part of it")
     parser.add_argument("--dir", dest="directories", action="append", metavar="DIR", help=DIRECTORY_HELP)
-    parser.add_argument("--run", metavar="ID", help="the misses of this run alone, as the journal names it")
-    parser.add_argument("--last", type=int, default=20, metavar="N", help="how many misses, the last ones (default 20)")
+    parser.add_argument("--run", metavar="ID", help="only misses of this job run")
+    parser.add_argument("--last", type=int, default=20, metavar="N", help="number of misses, latest first (default 20)")
     add_json(parser)
 
 

@@ -48,7 +48,7 @@ __all__ = [
 
 _LEAST_FOLDED = 8
 
-DIRECTORY_HELP = "a cache directory; by default those that torch and Triton use under this environment"
+DIRECTORY_HELP = "cache directory; by default those that torch and Triton use in this environment"
 
 
 class Heading(NamedTuple):
@@ -94,7 +94,7 @@ class Complaint(str):
 
 
 class View(NamedTuple):
-    """What a command has found: ``data`` for ``--json``, ``text`` for a person, and its exit code.
+    """Result of a command: ``data`` for ``--json``, ``text`` for a person, and its exit code.
 
     ``text`` is iterated only where it is printed. Lines are untrusted, as cells are. Without ``data`` there is no JSON.
     """
@@ -182,7 +182,7 @@ def add_places(parser: argparse.ArgumentParser, *, again: bool = False) -> None:
 
 def add_remote(parser: argparse.ArgumentParser, *, instead: str) -> None:
     """Add ``--remote``; ``instead``: what the command does with it in place of what it does without."""
-    text = f"{instead}: a remote cache, in place of that of SAFECACHE_TIERS"
+    text = f"{instead}; default: that of SAFECACHE_TIERS"
     parser.add_argument("--remote", nargs="?", const="", type=_url, metavar="URL", help=text)
 
 

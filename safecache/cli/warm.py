@@ -24,12 +24,12 @@ _MOST = 100
 
 def add_warm(parser: argparse.ArgumentParser) -> None:
     """Add its arguments."""
-    most = f"in how many processes to run it at most (default {warming.PROCESSES})"
+    most = f"run CMD in at most N processes (default {warming.PROCESSES})"
     parser.add_argument("--processes", type=number, default=warming.PROCESSES, metavar="N", help=most)
-    where = "a cache besides those of this environment, as for a command that chooses its own"
+    where = "additional cache directory, for a CMD that chooses its own"
     parser.add_argument("--in", dest="directories", action="append", default=[], metavar="DIR", help=where)
     add_json(parser)
-    what = "the command and its arguments, or module:function"
+    what = "command to run, or module:function"
     parser.add_argument("argv", nargs=argparse.REMAINDER, metavar="-- CMD...", help=what)
 
 

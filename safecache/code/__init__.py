@@ -1,4 +1,4 @@
-"""What is built, and then loaded or run: sources, libraries, kernels, extensions, packages; let through or made anew.
+"""Code that torch, Triton and servers build and then load: verify it, or have it rebuilt.
 
 May import the rooms up to entries.
 """

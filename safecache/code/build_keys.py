@@ -33,9 +33,10 @@ _keys: Part[dict[str, str]] = Part(dict, inherit)
 
 
 class Installation(NamedTuple):
-    """What a build key is a hash of: the files below the directory ``top``, and ``also``, such as a version.
+    """Files and version that a build key is a hash of.
 
-    ``packages``: directly below ``top``, skip directories that are not packages (torch has 9,000 headers in those).
+    ``top``: the directory whose files count. ``also``: what else counts, such as a version. ``packages``: directly
+    below ``top``, skip directories that are not packages (torch has 9,000 headers in those).
     """
 
     top: str
@@ -44,9 +45,9 @@ class Installation(NamedTuple):
 
 
 def key(name: str, installation: Installation, root: Callable[[], str], compute: Callable[[], str]) -> str:
-    """What ``compute`` returns, or returned in another process with the same files.
+    """Return the build key ``name``: what ``compute`` returns, or returned in another process with the same files.
 
-    ``root``: returns the cache to keep it in. Raises what ``compute`` raises.
+    ``root``: returns the cache that keeps the key in a sealed record. Raises what ``root`` and ``compute`` raise.
     """
     if name not in _keys.now:
         _keys.now[name] = _key(name, installation, root, compute)

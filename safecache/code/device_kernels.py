@@ -120,11 +120,11 @@ def _keep_all() -> None:
 
 
 def redirect(variable: str, default: str) -> None:
-    """Have the library that reads this variable keep its kernels in the run's directory, filled with what is kept.
+    """Make the library that reads ``variable`` use the run's private directory, filled with the verified kernels.
 
-    ``default``: where it keeps them if the variable is not set. Kernels there that nobody has sealed are reported, and
-    left. With SAFECACHE=observe, and where the user trusts that directory as private, it stays in use. Raises
-    EntryRefusedError for such kernels in strict mode, and PermissionError if no private directory can be made.
+    ``default``: where the library keeps kernels if ``variable`` is not set. Unsealed kernels there are reported and
+    stay. With SAFECACHE=observe, and where the user trusts that directory as private, it stays in use. Raises
+    EntryRefusedError for unsealed kernels in strict mode, and PermissionError if no private directory can be made.
     """
     wanted, _ = config.library_directory(variable)
     directory = _directories.now.get(variable)
@@ -146,7 +146,7 @@ def redirect(variable: str, default: str) -> None:
         return
     config.set_library_directory(variable, directory.place)
     if variable not in _directories.now:
-        with report.contain_errors("the directory of kernels", "They are compiled anew."):
+        with report.contain_errors("the directory of kernels", "Recompiling them."):
             directory.fill()
         _directories.now[variable] = directory
         directory.watch()
@@ -159,10 +159,10 @@ def _tell_unsealed(place: str) -> None:
         unsealed = set(os.listdir(os.path.join(place, "cache"))) - _known()
         if unsealed:
             evidence = f"{len(unsealed)} kernels have no sealed record, as stock compiles them"
-            remedy = f"If nobody else could write there, run safecache adopt {place} to use them."
+            remedy = f"Help: if only you could write there, run safecache adopt {place} to use them."
             refusal = Refusal(Reason.UNSEALED, evidence, remedy)
             if not trust.is_observed(refusal, Kind.NATIVE_CODE, place):
-                report.refuse(refusal, Kind.NATIVE_CODE, place, "They are left there, and compiled anew.")
+                report.refuse(refusal, Kind.NATIVE_CODE, place, "Recompiling them; the files stay.")
 
 
 def _locate(name: str) -> Ref:
@@ -223,9 +223,9 @@ def _keep(directories: Mapping[str, str]) -> set[str]:
 
 
 def adoptions(root: str) -> Iterator[tuple[str, Callable[[], bool]]]:
-    """A step for what a library's cache has: it keeps the kernels, and is False if they are kept already.
+    """Yield the path of the kernels in the library's cache ``root``, if any, with a step that seals copies of them.
 
-    A step raises UnusableEntry for what others could have written, and OSError.
+    The step returns False if all are kept already. It raises UnusableEntry for what others could write, and OSError.
     """
     place = os.path.join(root, "cache")
 

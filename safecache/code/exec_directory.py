@@ -28,9 +28,9 @@ class _Refused(Exception):
 
 
 def load_path(file: CodeFile) -> str:
-    """Verify the library, and find where to load it from: executable_path(), or out of others' reach.
+    """Verify the library, and return where to load it from: as executable_path(), or where nobody else can replace it.
 
-    Raises EntryRefusedError, in every mode, if nothing attests it; OSError if it or its record cannot be read.
+    Raises EntryRefusedError, in every mode, if nothing attests it; OSError if the file or its record cannot be read.
     """
     verified, content = gate.verified_load_path(file)
     copied = executable_path(file.path, content)
@@ -38,11 +38,11 @@ def load_path(file: CodeFile) -> str:
 
 
 def executable_path(path: str, content: bytes | None = None) -> str:
-    """Where to load the shared object at ``path`` from: its copy in ``SAFECACHE_EXEC_DIR``; ``path`` itself if unset.
+    """Return where to load the library at ``path`` from: its copy in ``SAFECACHE_EXEC_DIR``, or ``path`` if unset.
 
-    ``content``: its bytes, if they were verified; otherwise only this user or root may have been able to write it. The
-    copy lies in a directory of this user with mode 0700, under the digest of its content. If it cannot be made, a
-    warning says why and ``path`` is returned; strict mode raises the reason's error.
+    ``content``: its bytes, if they were verified; without them the file must be one that only this user or root can
+    write. The copy is stored under the digest of its content, in a directory of this user with mode 0700. If no copy
+    can be made, a warning says why and ``path`` is returned; strict mode raises the reason's error.
     """
     chosen = config.current().exec_dir
     if chosen is None:
@@ -50,30 +50,30 @@ def executable_path(path: str, content: bytes | None = None) -> str:
     try:
         return _copy(path, chosen, content)
     except _Refused as refused:
-        events.report(refused.reason, str(refused), cause=str(refused), remedy=refused.remedy, error=refused)
+        message, why = f"did not copy {path} to SAFECACHE_EXEC_DIR={chosen}", str(refused)
+        events.report(refused.reason, message, why=why, cause=why, remedy=refused.remedy, error=refused)
     except OSError as error:
-        detail = f"{path} was not copied to SAFECACHE_EXEC_DIR={chosen}: {error}."
-        events.report(Reason.EXEC_DIR_UNUSABLE, detail, cause=chosen, remedy="Code is loaded from where it lies.")
+        message, remedy = f"did not copy {path} to SAFECACHE_EXEC_DIR={chosen}", "Loading code from the cache itself."
+        events.report(Reason.EXEC_DIR_UNUSABLE, message, why=f"{error}", cause=chosen, remedy=remedy)
     return path
 
 
 def objection(directory: str) -> str | None:
-    """Why code must not be loaded from this directory; None if it may."""
+    """Return why code must not be loaded from ``directory``, as a clause for a message; None if it may."""
     if not os.path.isdir(directory):
         return "it is not a directory"
     others = ownership.why_not_private(directory)
     if others is not None:
         return f"others can write to it: {others}"
     if mounts.forbids_execution(directory):
-        return f"it lies on {mounts.mount_of(directory)}, and no code can be loaded from there"
+        return f"it is on {mounts.mount_of(directory)}, from which no code can be loaded"
     return None
 
 
 def _copy(path: str, chosen: str, content: bytes | None) -> str:
     against = objection(chosen)
     if against is not None:
-        detail = f"SAFECACHE_EXEC_DIR={chosen} is not used: {against}."
-        raise _Refused(Reason.EXEC_DIR_UNUSABLE, detail, "Name a directory that only you or root can write to.")
+        raise _Refused(Reason.EXEC_DIR_UNUSABLE, against, "Help: name a directory that only you or root can write to")
     content = _verified(path) if content is None else content
     own = os.path.join(chosen, f"safecache-{os.geteuid()}")
     _make_private(own)
@@ -89,8 +89,8 @@ def _verified(path: str) -> bytes:
     """The bytes of an object, if only this user or root could have written it. Raises _Refused if others could."""
     others = ownership.why_not_private(path)
     if others is not None and not others.startswith(f"{path}: "):  # an unreadable file fails as in stock torch
-        detail = f"{path} is not copied to SAFECACHE_EXEC_DIR: others could have written it: {others}."
-        raise _Refused(Reason.NOT_PRIVATE, detail, "Keep the cache where only you can write.")
+        detail = f"others could have written it: {others}"
+        raise _Refused(Reason.NOT_PRIVATE, detail, "Help: keep the cache where only you can write")
     return opening.read_regular(path, _check_code)
 
 
@@ -111,8 +111,8 @@ def _make_private(directory: str) -> None:
     status = os.lstat(directory)
     is_ours = status.st_uid == os.geteuid() and ownership.own_uid(status.st_uid)
     if not stat.S_ISDIR(status.st_mode) or not is_ours or status.st_mode & 0o077:
-        detail = f"{directory} is not a directory of this user's with mode 0700, and so not used for code."
-        raise _Refused(Reason.EXEC_DIR_UNUSABLE, detail, "Remove it.")
+        detail = f"{directory} is not a directory of this user with mode 0700"
+        raise _Refused(Reason.EXEC_DIR_UNUSABLE, detail, "Help: remove it")
 
 
 def _holds(copy: str, content: bytes) -> bool:

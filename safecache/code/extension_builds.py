@@ -31,9 +31,10 @@ _verified: Part[dict[str, str]] = Part(dict, inherit)
 
 @contextmanager
 def locked_late(*, translates: bool) -> Iterator[None]:
-    """In this block the lock of a build directory is taken by take_lock(), and only if something is to be built.
+    """Postpone the lock of a build directory in this block: take_lock() takes it, only if something is to be built.
 
-    Anyone who can write there could hold it. Not if torch ``translates`` sources there first, as it does on ROCm.
+    Anyone who can write there could hold the lock. ``translates``: torch translates sources there first, as on ROCm:
+    the lock is taken at once.
     """
 
     def guard(lock: Lock) -> None:
@@ -48,7 +49,7 @@ def locked_late(*, translates: bool) -> Iterator[None]:
 
 
 def take_lock() -> None:
-    """Take the lock that locked_late() has put off, if there is one. Raises what taking it does."""
+    """Take the lock that locked_late() has postponed, if there is one. Raises what taking it raises."""
     if compiles.current.extension_lock is not None:
         compiles.current.extension_lock.take()
 
@@ -56,10 +57,11 @@ def take_lock() -> None:
 def run_ninja(
     builds: Iterable[Build], directory: str, ninja: Callable[[], None], *, is_exclusive: bool = False
 ) -> None:
-    """Have ``ninja``, which runs in ``directory``, build what is not attested; it does not run if all is.
+    """Call ``ninja``, which builds in ``directory``, unless all ``builds`` are attested or found in a cache.
 
-    ``is_exclusive``: not where others could replace a file while ninja runs. Raises what ``ninja`` and the lock do,
-    Unsettled if that is so or a refused file cannot be quarantined, EntryRefusedError for one in strict mode.
+    ``is_exclusive``: refuse a directory in which others could replace a file meanwhile. Raises what ``ninja`` and the
+    lock raise. Raises Unsettled for such a directory, and for a refused file that cannot be quarantined. Raises
+    EntryRefusedError for a refused file in strict mode, and MissError if SAFECACHE_STRICT=misses=1 forbids the build.
     """
     planned = [build for build in builds if not build.is_attested()]
     if planned:
@@ -83,11 +85,12 @@ def run_ninja(
 
 
 def build(name: str, directory: str, run: Callable[..., None], flags: Iterable[str], *, standalone: bool) -> None:
-    """Have ``run`` build the extension, unless all of it is attested: in that directory, or in a private one.
+    """Call ``run`` to build the extension ``name``, unless all of it is attested, in ``directory`` or a private one.
 
-    ``run`` is torch's build with the directory, and ``extra_ldflags``, of which ``flags`` are the caller's, and
-    ``verbose`` as it wants them. Raises what that raises; EntryRefusedError for a refused file in strict mode, and for
-    a ``standalone`` program, whose path torch reports, if something that cannot be quarantined is in the way.
+    ``run``: torch's build; takes the directory, ``extra_ldflags`` and ``verbose``. ``flags``: the caller's linker
+    flags. If a refused file cannot be quarantined, the build is private, and reported; for a ``standalone`` program,
+    whose path torch reports, that raises EntryRefusedError. Raises what ``run`` raises, and EntryRefusedError in strict
+    mode.
     """
     text = _plan(run, flags)
     directory_faults.check(directory)
@@ -122,22 +125,25 @@ def _plan(run: Callable[..., None], flags: Iterable[str]) -> str:
 
 
 def make_private_directory(name: str) -> str:
-    """The path, ending in ``name``, of a private directory that lasts as long as this process. Raises OSError."""
+    """Return a path to ``name`` in a new private directory, which lasts as long as this process. Raises OSError."""
     return os.path.join(tempfile.mkdtemp(dir=private_directory.process_directory()), name)
 
 
 def report_private_build(name: str, directory: str, private: str, why: str, variable: str, error: Exception) -> None:
-    """Report that an extension was built in a private directory, and that the ``variable`` moves the unusable one.
+    """Report that ``name`` was built in ``private`` because ``directory`` cannot be used, for the reason ``why``.
 
-    Raises the reason's error in strict mode.
+    ``variable``: the environment variable that names another directory. Raises the reason's error in strict mode.
     """
-    message = f"the build directory {directory} cannot be used: {why}. {name} was built in {private}."
-    remedy = f"Remove what is in the way, or let {variable} name another directory."
-    events.report(Reason.UNUSABLE_DIRECTORY, message, cause=directory, remedy=remedy, error=error)
+    message = f"cannot use the build directory {directory}"
+    remedy = f"Built {name} in {private}. Help: remove the file in the way, or set {variable} to another directory"
+    events.report(Reason.UNUSABLE_DIRECTORY, message, why=why, cause=directory, remedy=remedy, error=error)
 
 
 def admit(directory: str, name: str) -> str:
-    """Where to load the library ``name`` from. Raises EntryRefusedError in default mode too, and OSError."""
+    """Return where to load the library ``name`` from: verified if build() has been called for ``directory``.
+
+    Raises EntryRefusedError, in default mode too, and OSError.
+    """
     place = _verified.now.get(directory)
     path = os.path.join(place or directory, name)
     return exec_directory.executable_path(path) if place is None else exec_directory.load_path(CodeFile(path, place))

@@ -1,4 +1,4 @@
-"""What Inductor generates: sources to be executed, and the kernels that generated C++ loads by their paths."""
+"""Files that Inductor generates: sources to be executed, and the kernels that generated C++ loads by their paths."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ _NAMED = re.compile(r'"(/(?:[^"\\\n]|\\.)*\.(?:cubin|hsaco|spv))"')
 
 
 def admit_kernels(*codes: str) -> None:
-    """Ensure that each kernel that these texts name exists and is attested; unattested ones are quarantined.
+    """Require that each kernel whose path is in these texts exists and is attested; quarantine unattested ones.
 
-    Raises FileNotFoundError if one is missing then, or others could replace it before it is loaded: torch treats the
-    graph as a miss. Raises EntryRefusedError in strict mode.
+    ``codes``: C++ sources that Inductor generated. Raises FileNotFoundError if a kernel is missing then, or others
+    could replace it before it is loaded: torch treats the graph as a miss. Raises EntryRefusedError in strict mode.
     """
     for path in dict.fromkeys(named for code in codes for named in _NAMED.findall(code)):
         _admit(re.sub(r"\\(.)", r"\1", path))
@@ -79,10 +79,10 @@ _generated: Part[dict[str, bytes]] = Part(dict, inherit)
 
 
 def put(write: Callable[[], tuple[str, str]], content: str | bytes) -> tuple[str, str]:
-    """The name and path that ``write`` returns; it is called again if the file does not hold ``content``.
+    """Call ``write``, torch's writer of a generated file; return its name and path once the file holds ``content``.
 
-    For a kernel that C++ loads by path, the path may be that of a private copy. Raises what ``write`` does, OSError,
-    and in strict mode EntryRefusedError for a wrong file.
+    For a kernel that C++ loads, the path may be that of a private copy. Raises what ``write`` does, OSError, and in
+    strict mode EntryRefusedError for a wrong file.
     """
     compiles.current.written = ""
     name, path = write()
@@ -95,7 +95,7 @@ def put(write: Callable[[], tuple[str, str]], content: str | bytes) -> tuple[str
 
 
 def put_again(write: Callable[[], str], content: str) -> str:
-    """As put(), for a source from a verified entry; returns the path alone."""
+    """Call ``write`` for a verified entry's source; return its path once it holds ``content``. Raises as put() does."""
     compiles.current.written = ""
     path = write()
     _settle(path, content, write)
@@ -108,14 +108,14 @@ def _settle(path: str, content: str | bytes, again: Callable[[], Any]) -> None:
     if not sources.quarantine_if_changed(path, source, root_of(path)):
         again()
         sources.attest(path, source)
-    if compiles.current.written == path:  # just written: copy it to the shared level
+    if compiles.current.written == path:  # just written: copy it to the shared tier
         directories.propagate_file(CodeFile(path, kind=Kind.SOURCE), anew=False)
 
 
 def write_file(path: str, content: str | bytes, *, encode_utf_8: bool, make_directories: bool) -> None:
-    """As torch's write_atomic, but with temporary files whose names cannot collide between two containers.
+    """Write ``content`` to ``path`` by renaming a temporary file. Raises OSError.
 
-    Raises OSError.
+    Like torch's write_atomic, but the names of temporary files cannot collide between two containers.
     """
     encoded = content.encode("utf-8") if encode_utf_8 and isinstance(content, str) else _encoded(content)
     compiles.current.written = path
@@ -123,7 +123,7 @@ def write_file(path: str, content: str | bytes, *, encode_utf_8: bool, make_dire
 
 
 def header_directory(directory: str) -> str:
-    """The directory for precompiled headers, one per signing key, since all of a user's processes share them.
+    """Return the directory for precompiled headers: one per signing key below torch's. Any other is returned unchanged.
 
     Otherwise processes with different signing keys, or stock torch, would recompile each other's, of some 150 MB.
     """
@@ -134,15 +134,15 @@ def header_directory(directory: str) -> str:
 
 
 def headers_folder() -> str | None:
-    """Where torch keeps precompiled headers; None if this torch has no such directory."""
+    """Return where torch keeps precompiled headers; None if this torch has no such directory."""
     found: str | None = getattr(_codecache(), "_HEADER_DIR", None)
     return found
 
 
 def initialise(graph: Any, compiled: Any, work: Callable[[], None]) -> None:
-    """Do ``work``, which reads the source of ``graph`` for ``compiled``, but give that the source as generated.
+    """Call ``work``, which reads the source of ``graph`` from its file, and give ``compiled`` the source as generated.
 
-    What the file holds by now does not matter, nor whether it still exists. Raises what ``work`` does.
+    A file that was changed or removed meanwhile therefore does no harm. Raises what ``work`` raises.
     """
     path = graph.cache_path
     generated = _generated.now.get(path)
@@ -161,9 +161,9 @@ def initialise(graph: Any, compiled: Any, work: Callable[[], None]) -> None:
 
 
 def read(path: str, key: str) -> str:
-    """The path to execute the source of this key from: its own, or that of a verified private copy.
+    """Return the path to execute the source with this cache key from: ``path``, or a copy that nobody else can replace.
 
-    Raises OSError, and EntryRefusedError if nothing attests it.
+    Raises EntryRefusedError, in every mode, if nothing attests it; OSError if it is unreadable and not in memory.
     """
     generated = _generated.now.get(path)
     try:
@@ -192,6 +192,6 @@ def _codecache() -> Any:
 
 
 def root_of(path: str) -> str:
-    """The root that ``path`` is kept below: the cache, or else its own directory, as for precompiled headers."""
+    """Return the root that holds the record of ``path``: the cache, or else its own directory, as for headers."""
     cache: str = _codecache().cache_dir()
     return cache if path.startswith(os.path.join(cache, "")) else os.path.dirname(path)

@@ -47,7 +47,7 @@ _MODE = 0o777
 
 
 def locate(key: str, ending: str) -> Ref:
-    """Return the ref of the copy that is known by ``key``, which names all that decides about the code."""
+    """Return the ref of the copy with this ``key``, which names all that decides about the code; it may not exist."""
     name = "c" + layout.entry_name(os.fsencode(key))
     return Ref(Kind.NATIVE_CODE, f"{name[1:3]}/{name}{ending}", layout.inductor_cache_dir(config.environment()))
 
@@ -55,9 +55,9 @@ def locate(key: str, ending: str) -> Ref:
 def fetch(
     ref: Ref, objection: Callable[[Mapping[str, Any]], Refusal | None] = lambda _: None
 ) -> tuple[bytes, Mapping[str, Any]] | None:
-    """Return a copy that is verified, with what its record states; None if neither the cache nor a tier has one.
+    """Return the verified bytes of a kept copy, and what its record states; None if no cache and no tier has one.
 
-    ``objection``: to what a record states. Raises the reason's error in strict mode.
+    ``objection``: returns why a copy with such a record is no use, or None. Raises the reason's error in strict mode.
     """
     if not gate.is_attested(ref.file(os.path.basename(ref.path))):
         found = bundles.fetch(ref)
@@ -92,10 +92,10 @@ def forbid_miss(what: str) -> None:
 
 
 def keep(ref: Ref, path: str, digest: bytes, also: Mapping[str, Any] = MappingProxyType({})) -> None:
-    """Have Inductor's cache, and the tiers, hold a copy of the file at ``path``, if it still has this SHA-256.
+    """Copy the file at ``path`` to Inductor's cache and the tiers, under ``ref``, if it still has this SHA-256 digest.
 
-    ``also``: what its record states besides. What cannot be read or written is reported. Raises CacheWriteError for
-    that in strict mode.
+    ``also``: what the record of the copy states besides. A failure to read or write is reported. Raises CacheWriteError
+    for that in strict mode.
     """
     try:
         try:
@@ -118,7 +118,7 @@ def keep_content(ref: Ref, content: bytes, also: Mapping[str, Any] = MappingProx
 
 
 def name_library(path: str | os.PathLike[str]) -> CodeFile:
-    """Name a library after both of SGLang's keys: its directory, and the one above, state all that it is built of."""
+    """Return SGLang's library as a CodeFile named after both directories above it: they state all it is built of."""
     path = os.path.abspath(path)
     root = os.path.dirname(os.path.dirname(path))
     return CodeFile(path, root, name=os.path.relpath(path, os.path.dirname(root)))
@@ -133,10 +133,10 @@ def _locate_library(scope: str) -> Ref:
 
 
 def fetch_library(scope: str, name: str) -> bool:
-    """Publish the copy of SGLang's library where SGLang looks for it; tell whether SGLang lacked that there.
+    """Publish the kept copy of SGLang's library where SGLang looks for it; return False if nothing was published.
 
-    SGLang itself then finds out whether the library was built from the headers of now. Raises the reason's error in
-    strict mode.
+    ``scope``: SGLang's directory for one target and module. ``name``: the library's file name. SGLang itself then finds
+    out whether the library was built from the current headers. Raises the reason's error in strict mode.
     """
     found = fetch(_locate_library(scope))
     if found is None:
@@ -157,7 +157,10 @@ def fetch_library(scope: str, name: str) -> bool:
 
 
 def keep_library(path: str, digest: bytes) -> None:
-    """Have Inductor's cache hold a copy of SGLang's library, with the list of what it was built from; as keep()."""
+    """Copy SGLang's library at ``path`` to Inductor's cache and the tiers, with the list of what it was built from.
+
+    Does nothing without that list. ``digest``: its SHA-256. Failures are as in keep().
+    """
     leaf = os.path.dirname(path)
     headers = sources.text_at(os.path.join(leaf, HEADERS))
     if headers is not None:
@@ -166,18 +169,18 @@ def keep_library(path: str, digest: bytes) -> None:
 
 
 def find_libraries(root: str) -> Iterator[CodeFile]:
-    """The libraries that SGLang has published below ``root``."""
+    """Yield the libraries that SGLang has published below ``root``, not verified."""
     for directory, _, names in os.walk(root):
         if HEADERS in names:
             yield from (name_library(os.path.join(directory, name)) for name in names if name.endswith(".so"))
 
 
 def name_group(directory: str, digests: Mapping[str, bytes]) -> tuple[CodeFile, bytes]:
-    """Return what one record attests files by that a package stages and publishes together, and its digest of them.
+    """Return the file that one record attests a group of files by, and the group's digest.
 
-    ``directory``: where they lie, ``<root>/<folder>/<key>``, or where they are staged, ``<key>_<pid>_<nonce>`` there.
-    ``digests``: their SHA-256 by name. The record is named by these too: of processes that compile at once, one
-    publishes, while each attests its own before, so that no record replaces another's.
+    ``directory``: where a package has published them, ``<root>/<folder>/<key>``, or stages them,
+    ``<key>_<pid>_<nonce>``. ``digests``: their SHA-256 by name. The record is named by these too: of processes that
+    compile at once, one publishes, while each attests its own before. So no record replaces another's.
     """
     stated = json.dumps({name: digests[name].hex() for name in sorted(digests)})
     digest = hashlib.sha256(stated.encode()).digest()
@@ -187,7 +190,7 @@ def name_group(directory: str, digests: Mapping[str, bytes]) -> tuple[CodeFile, 
 
 
 def find_groups(root: str) -> Iterator[tuple[str, list[str]]]:
-    """The directories that TileLang has published below ``root``, and the names of the files that it uses there."""
+    """Yield each directory that TileLang has published below ``root``, and the names of the files that it uses."""
     for directory, _, names in os.walk(root):
         folder, key = os.path.split(directory)
         kind = os.path.basename(folder)
@@ -198,6 +201,6 @@ def find_groups(root: str) -> Iterator[tuple[str, list[str]]]:
 
 
 def discard(directory: str) -> None:
-    """Remove what a package has published there, as far as possible; no link below the parent is followed."""
+    """Remove ``directory``, which a package has published, as far as possible. No link below its parent is followed."""
     with suppress(OSError), folders.open_subdirectory(os.path.dirname(directory)) as parent:
         parent.remove(os.path.basename(directory))

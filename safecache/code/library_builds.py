@@ -70,14 +70,14 @@ _PAUSE = 0.2  # seconds
 
 
 def current_build() -> Build:
-    """The search for libraries that this thread is in; one that verifies nothing where it is in none."""
+    """Return this thread's search for libraries; outside of any search, one that verifies nothing."""
     return compiles.current.build or Build()
 
 
 class Build:
-    """A search of this thread for libraries, and the build of those that it does not find.
+    """Search of one thread for libraries, and the build of those that no tier has.
 
-    ``verifies``: what is found is verified, and what is built is attested. ``error``: the last that it met.
+    ``verifies``: verify what is found, and attest what is built. ``error``: the last error of the search or a build.
     """
 
     def __init__(self, *, verifies: bool = False) -> None:
@@ -168,7 +168,7 @@ class Build:
 
 
 def are_attested(paths: Iterable[str]) -> bool:
-    """Whether all of these files exist and are attested. Precompiled headers only have to exist."""
+    """Tell whether all of these files exist and are attested. Precompiled headers only have to exist."""
     return all(map(_is_attested, paths))
 
 
@@ -178,7 +178,7 @@ def _is_attested(path: str) -> bool:
 
 
 def attach_inputs(builder: Any, sources: str | list[str], options: Any) -> None:
-    """Attach the digests of its sources to the builder, for the compile worker that it may be sent to."""
+    """Attach the digests of its sources and precompiled header to torch's ``builder``, for a compile worker."""
     header = getattr(options, "precompiled_header", None)
     paths = [sources] if isinstance(sources, str) else sources
     builder._safecache_sources = attestations.export_known([*paths, *([header] if header else [])])
@@ -193,7 +193,7 @@ def _settle_marker(path: str, root: str, is_there: bool) -> None:
 
 
 def mark_loaded(path: str, root: str) -> None:
-    """Attest the empty file that torch is about to write beside a probe that it could load, not to load it again."""
+    """Attest the empty marker that torch is about to write beside ``path``: it states that this probe can be loaded."""
     marker = path + LOADED
     gate.attest_file(CodeFile(marker, root), content=b"")
     directories.send_content(CodeFile(marker), b"", record=manifests.record_of(CodeFile(marker, root), b"", {}))
@@ -224,8 +224,8 @@ def _build_privately(builder: Any, path: str, root: str) -> bool:
                 return True
             if publish_output(directory, path, root):
                 return True
-    message = f"{path} was built where others can write, for what it is built of is not known to safecache."
-    events.report(Reason.STOOD_DOWN, message, cause=root, remedy="Build where nobody else can.")
+    message, remedy = f"built {path} where others can write", "Help: build in a directory that only you can write to"
+    events.report(Reason.STOOD_DOWN, message, why="safecache does not know its inputs", cause=root, remedy=remedy)
     return False
 
 
@@ -235,7 +235,7 @@ def is_exposed(target: str) -> bool:
 
 
 def is_dispensable(target: str) -> bool:
-    """Whether ``target`` can be done without: a precompiled header, of some hundred megabytes."""
+    """Tell whether ``target`` is a precompiled header, of some hundred megabytes: a build works without it."""
     return target.endswith((_PRECOMPILED, _IMMOVABLE))
 
 
@@ -373,10 +373,10 @@ def _take_precompiled(path: str, copy: str) -> None:
 
 
 def repeat_if_killed(compile: Callable[[], T]) -> T:
-    """Run ``compile``, which starts a compiler, once more if a signal ended that, and return its result.
+    """Call ``compile``, which starts a compiler, and return its result; call it again if a signal ended the compiler.
 
-    No other second attempt of this user is made on this host meanwhile, for at most what SAFECACHE_WAIT says of locks:
-    what ran out of memory side by side would do so again. Raises what the last attempt does.
+    One process of this user, in a network namespace, makes its second attempt at a time: what ran out of memory side by
+    side would do so again. It waits at most SAFECACHE_WAIT's limit for locks. Raises what the last attempt raises.
     """
     try:
         return compile()
@@ -394,7 +394,7 @@ def repeat_if_killed(compile: Callable[[], T]) -> T:
 
 
 def signal_of(error: BaseException | None) -> str:
-    """The signal that ended the compiler which failed so, as it was named; "" if none did, or one that a user sends."""
+    """Return the name of the signal that ended the compiler; "" if none did, or one that a user sends to end a job."""
     while error is not None:
         if isinstance(error, subprocess.CalledProcessError) and error.returncode < 0:
             ended = signal.Signals(-error.returncode)

@@ -32,7 +32,7 @@ _OF_SOURCE = re.compile(r"(c[a-z2-7]{51})\.lock")
 
 
 class Lock:
-    """A lock that torch is about to take, at ``path``; ``held`` once it is taken."""
+    """Lock that torch is about to take, at ``path``; ``held`` is True once the lock is taken."""
 
     def __init__(self, path: str, take: Callable[[], object]) -> None:
         self.path = path
@@ -50,7 +50,7 @@ Guard = Callable[[Lock], None]
 
 
 def source_of(lock: Lock) -> str | None:
-    """The cache key of the source that is built under the lock; None for any other lock."""
+    """Return the cache key of the source that is built under the lock; None for any other lock."""
     found = _OF_SOURCE.fullmatch(os.path.basename(lock.path))
     return found[1] if found else None
 
@@ -59,9 +59,10 @@ T = TypeVar("T")
 
 
 def guard(instance: Any, path: str, take: Callable[[], object], release: Callable[[], object]) -> bool:
-    """Ask the guard whether upstream's lock ``instance``, at ``path``, is to be taken; False if there is no guard.
+    """Let this thread's guard decide whether to take upstream's lock ``instance``; return False if there is no guard.
 
-    Raises what the guard does, with the lock released.
+    ``path``: the lock's. ``take``, ``release``: what upstream does to take and release it. Raises what the guard
+    raises, with the lock released.
     """
     guard: Guard | None = compiles.current.lock_guard
     if guard is None:
@@ -78,16 +79,18 @@ def guard(instance: Any, path: str, take: Callable[[], object], release: Callabl
 
 
 def release(instance: Any, stock: Callable[[], T]) -> T | None:
-    """Do what ``stock`` does, unless the guard of the lock ``instance`` has not taken it."""
+    """Call ``stock``, which releases the lock ``instance``; return its result, None if the guard has not taken it."""
     lock: Lock | None = vars(instance).pop(_GUARDED, None)
     return stock() if lock is None or lock.held else None
 
 
 def wait(path: str, most: float, attempt: Callable[[float], T]) -> T:
-    """Return what ``attempt`` does, which waits for the lock so many seconds; ``most`` in all, without end if negative.
+    """Call ``attempt`` until it has taken the lock at ``path``, and return its result.
 
-    After five seconds a line says who holds it. Raises what ``attempt`` does: filelock.Timeout at the end, and sooner
-    for a holder that gets nowhere or does not prove that it works for this user, or once the budget is spent.
+    ``attempt``: waits for so many seconds, and raises filelock.Timeout. ``most``: seconds in all; negative: no limit.
+    After five seconds a line says who holds the lock. Raises what ``attempt`` raises. That is Timeout sooner than
+    ``most`` for a holder that makes no progress, or does not prove that it works for this user, or once the budget is
+    spent.
     """
     began = time.perf_counter()
     try:

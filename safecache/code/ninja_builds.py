@@ -1,8 +1,8 @@
-"""What ninja builds: each object and library is bound to everything it was built from.
+"""Builds of ninja: each object and library is bound to everything it was built from.
 
 That is its command, the content of its sources and of the headers that the compiler reported reading, and what the
 caller states besides. Ninja goes by file times alone, which restoring an old build or unpacking a source can set to
-anything; and it takes whatever lies there with a recent time. A build that is attested needs no ninja.
+anything. It takes any file with a recent time. A build that is attested needs no ninja.
 """
 
 from __future__ import annotations
@@ -61,11 +61,11 @@ _read_by_path: Part[dict[str, tuple[list[int], bytes]]] = Part(dict, inherit)
 
 
 class Build:
-    """The build in ``directory``, against what its build.ninja, ``text``, asks for now.
+    """Build in ``directory``, judged by what its build.ninja asks for now.
 
-    ``also``: what else decides about its outputs, such as the versions of packages whose headers no compiler reports.
-    ``tools``: the paths of the compilers, whose content decides as well. ``anchors``: by directory, the name that it
-    has in records, so that the same files in another directory are no other build.
+    ``text``: the content of build.ninja. ``also``: what else decides about its outputs, such as the versions of
+    packages whose headers no compiler reports. ``tools``: the paths of the compilers, whose content decides as well.
+    ``anchors``: the name of each directory in records, so that the same files in another directory are no other build.
     """
 
     def __init__(
@@ -146,7 +146,7 @@ class Build:
         return [*own, *(header for part in step.parts for header in self._headers[part].values())]
 
     def fetch(self) -> bool:
-        """Take missing libraries from Inductor's cache, or a tier below that; returns whether all are attested then.
+        """Copy missing libraries from Inductor's cache or a tier below it; return whether all are attested then.
 
         Raises OSError if one cannot be written, and the reason's error in strict mode.
         """
@@ -192,9 +192,10 @@ class Build:
         return kept_code.locate(self._combined(step, self._digests({*step.sources, *self._tools})), ".so")
 
     def adoptions(self) -> list[tuple[str, Callable[[], bool]]]:
-        """A step for each output: it seals what ninja takes for up to date, and is False if that is sealed already.
+        """Return each output's path with a step that seals the output if ninja takes it for up to date.
 
-        A step raises EntryRefusedError for what others could have written, or ninja would build again, and OSError.
+        A step returns False if it is sealed already. It raises EntryRefusedError for what others could have written, or
+        ninja would build again, and OSError.
         """
         with suppress(FileNotFoundError), folders.open_subdirectory(self._directory, _UNSEALED) as kept:
             names = kept.names()
@@ -247,8 +248,8 @@ class Build:
                         moved += 1
         if moved:
             evidence = f"{moved} files have no sealed record, as stock builds them"
-            remedy = f"If nobody else could write there, stop and run safecache adopt {self._directory} to use them."
-            where = f"Building them anew; the old ones are kept in {os.path.join(self._directory, *_UNSEALED)}."
+            remedy = f"Help: if only you could write there, stop and run safecache adopt {self._directory} to use them."
+            where = f"Rebuilding them; the old ones are kept in {os.path.join(self._directory, *_UNSEALED)}."
             report.refuse(Refusal(Reason.UNSEALED, evidence, remedy), Kind.NATIVE_CODE, self._directory, where)
 
     def _is_unsealed(self, step: Step) -> bool:
@@ -276,7 +277,7 @@ class Build:
             raise Immovable(errno.EBUSY, "it is refused, and replaced as often as it is moved away", path)
 
     def _judge(self, step: Step) -> Refusal | None:
-        """None if the output may stay: attested, or else noted as private. Raises OSError if there is none."""
+        """Return why the output must go; None if attested, or noted as private. Raises OSError if there is none."""
         path = self._path(step.output)
         status = filesystem.retry(lambda: filesystem.lstat(path), filesystem.READING)
         try:
@@ -330,9 +331,9 @@ class Build:
         return self._combined(step, known | self._digests(paths - set(known)))
 
     def _stamp(self, step: Step, headers: Mapping[str, str], moment: int) -> str:
-        """As _inputs(), of headers by name; those that had changed long before ``moment``, in ns, are not read.
+        """Return a digest like that of _inputs(), which reads no header that had changed long before ``moment``, in ns.
 
-        Of these it takes what no writer can leave as it was; "" if one is missing.
+        Of such a header it takes the stat, of which no writer can keep all. "" if a header is missing.
         """
         lines, read = list[str](), set(step.sources)
         try:
@@ -417,7 +418,7 @@ class Build:
 
 @contextmanager
 def attest_while(builds: Sequence[Build], directory: str) -> Iterator[None]:
-    """In this block ninja runs, in ``directory``; what it finishes is attested at once, whatever ends it.
+    """Attest what ninja finishes in ``directory`` while it runs in this block, whatever ends it.
 
     So after a kill or on a full disk the next start goes on from there. Raises OSError if an output cannot be read.
     """
@@ -449,7 +450,10 @@ def attest_while(builds: Sequence[Build], directory: str) -> Iterator[None]:
 
 
 def find_builds(root: str) -> Iterator[Build]:
-    """The builds below ``root``, by their build.ninja, whoever wrote it; not what SGLang has moved. Raises OSError."""
+    """Yield the builds below ``root``, by their build.ninja, but not SGLang's published ones. Nothing is verified.
+
+    Raises OSError, and UnusableEntry for a build.ninja that others could have written.
+    """
     for directory, _, names in os.walk(root):
         if "build.ninja" in names and kept_code.HEADERS not in names:
             path = os.path.join(directory, "build.ninja")
@@ -457,7 +461,7 @@ def find_builds(root: str) -> Iterator[Build]:
 
 
 def plan(path: str, text: str) -> Build:
-    """The build of which ``text`` is the build.ninja at ``path``, written or not."""
+    """Return the Build for ``text``, the build.ninja at ``path``, whether that file exists yet or not."""
     directory = os.path.dirname(os.path.realpath(path))
     cuda = next((line[len(_CUDA) :] for line in text.splitlines() if line.startswith(_CUDA)), os.devnull)
     anchors = {

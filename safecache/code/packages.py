@@ -54,18 +54,16 @@ _LONGEST_SEAL = 16 << 10
 
 
 def build_and_seal_package(target: Any, sources: Iterable[tuple[str, str]], make: Callable[[Any], Any]) -> Any:
-    """What ``make`` returns, called with a path or file object; the package that it writes there is sealed.
+    """Call ``make`` with a path or file object, seal the package that it writes there, and return the result.
 
-    ``sources``: the files that it packs, each with the cache that it lies in. A package with unattested code in it gets
-    no seal, but a warning. Raises KeyringError in strict mode if there is no signing key.
+    ``target``: where the package goes. ``sources``: the files that it packs, each with the cache that holds it. A
+    package with unattested code gets no seal, but a warning. Raises KeyringError in strict mode without a signing key.
     """
     if not isinstance(target, (str, os.PathLike)):
         result = make(target)
         if not target.readable():
-            message = "a package was not sealed: the file object that it was written to cannot be read."
-            events.report(
-                Reason.UNSEALED, message, cause="file object", remedy='Open it with mode "w+b", or give a path.'
-            )
+            why, remedy = "its file object cannot be read", 'Help: open it with mode "w+b", or give a path'
+            events.report(Reason.UNSEALED, "did not seal a package", why=why, cause="file object", remedy=remedy)
         elif saving.can_seal(Kind.PACKAGE):
             _seal(target, "a package", sources)
             target.seek(0)
@@ -96,8 +94,8 @@ def _seal(file: IO[bytes], name: str, sources: Iterable[tuple[str, str]]) -> Non
         file.seek(0)
         _append_seal(file, keyring.sealing_key(), provenance.statement(Kind.PACKAGE))
         return
-    message = f"{name} was not sealed: nothing attests {unknown}, which is packed in it."
-    events.report(Reason.UNSEALED, message, cause=name, remedy="Compile and package in one process.")
+    why, remedy = f"nothing attests {unknown} in it", "Help: compile and package in one process"
+    events.report(Reason.UNSEALED, f"did not seal {name}", why=why, cause=name, remedy=remedy)
 
 
 def _append_seal(file: IO[bytes], key: Key, origin: dict[str, str]) -> None:
@@ -156,9 +154,9 @@ def _holds_code(target: Any) -> bool:
 
 @contextmanager
 def admitted_program(target: Any) -> Iterator[Any]:
-    """Admit any archive, as verified_package() does; restrict in this block one without a seal and a library.
+    """Yield where to load the archive from, in this block: verified like verified_package(), or restricted.
 
-    See safecache.code.restricted.
+    One without a trusted seal and a library is restricted, by safecache.code.restricted. Raises as verified_package().
     """
     if restricted.is_on() or target == compiles.current.package or _is_missing(target):
         yield target
@@ -189,7 +187,7 @@ def _is_unattested(target: Any) -> bool:
 
 
 def refuse(what: str) -> EntryRefusedError:
-    """Make the error for what a restricted archive holds."""
+    """Return the error for ``what`` in a restricted archive, a noun: it could run code when it is loaded."""
     path = compiles.current.archive or ""
     evidence = f"{what} in it could run code of whoever made it, and no trusted key has sealed it"
     once = f"seal it once: safecache adopt {path}" if path else "save it again with safecache on"
@@ -200,7 +198,7 @@ def refuse(what: str) -> EntryRefusedError:
 
 @contextmanager
 def verified_package(target: Any) -> Iterator[Any]:
-    """Where to load the package from in this block: it is verified, and nobody else can replace it any more.
+    """Verify a package, and yield where to load it from in this block: nobody else can replace it there.
 
     ``target``: a path, the directory of an unpacked package, or a file object. Raises EntryRefusedError, in default
     mode too, since there is nothing to recompile; OSError if it cannot be read.
@@ -218,7 +216,10 @@ def verified_package(target: Any) -> Iterator[Any]:
 
 
 def name_of(place: str) -> str:
-    """What an admitted package goes by in trials: its end has the checksums of all that is in it, and the seal."""
+    """Return a package's name for guarded first runs, from its end: checksums of all that is in it, and the seal.
+
+    ``place``: where verified_package() has placed it. Raises OSError, and UnusableEntry if it is no regular file.
+    """
     if os.path.isdir(place):
         return refs.name_artifact(place, "")
     end, size = opening.read_end(place, opening.check_regular, _LONGEST_SEAL)
@@ -226,7 +227,7 @@ def name_of(place: str) -> str:
 
 
 def _is_missing(target: Any) -> bool:
-    """Whether there is nothing to load, and nobody else can change that: loading it fails as in stock torch."""
+    """Tell whether there is nothing to load, and nobody else can change that: loading it fails as in stock torch."""
     if not isinstance(target, (str, os.PathLike)) or os.path.lexists(target):
         return False
     return ownership.why_not_private(_directory(os.fspath(target))) is None
@@ -294,7 +295,7 @@ def _refusal(path: str) -> Refusal | None:
 
 
 def _contradiction(path: str) -> Refusal | None:
-    """What its seal, if it has one, says against it, whoever sealed it; None if nothing."""
+    """Return what the package's seal, if it has one, says against the content, whoever sealed it; None if nothing."""
 
     def digest(size: int) -> bytes:
         return opening.digest_regular(path, opening.check_regular, limit=size)
@@ -304,7 +305,7 @@ def _contradiction(path: str) -> Refusal | None:
 
 
 def _refusal_by_end(path: str) -> Refusal | None:
-    """What its seal alone says against a package, whose content is not read yet; None if nothing."""
+    """Return what the seal alone says against a package, whose content is not read yet; None if nothing."""
     keys = keyring.current()
     end, size = opening.read_end(path, opening.check_regular, _LONGEST_SEAL)
     verdict = seal.inspect(end, size, Kind.PACKAGE, "", keys.find, config.current().namespace)
@@ -316,10 +317,10 @@ def _refusal_by_end(path: str) -> Refusal | None:
 
 
 def adopt(path: str) -> bool:
-    """Seal a package with our signing key, on the user's word that it is good; False if it is sealed already.
+    """Seal the package at ``path`` with our signing key, on the user's word that it is good; False if sealed already.
 
-    Raises EntryRefusedError if others could have written it, or it is sealed and damaged; KeyringError without a
-    signing key; UnusableEntry if it is not a regular file, and OSError.
+    Raises EntryRefusedError if others could have written it, or it is sealed and damaged. Raises KeyringError without a
+    signing key, UnusableEntry if it is not a regular file, and OSError.
     """
     key, path = keyring.sealing_key(), os.path.realpath(path)
     if _refusal(path) is None:

@@ -1,6 +1,6 @@
 """Archives that nobody has sealed whom this process trusts: nothing of one is unpickled, evaluated or imported.
 
-Imports nothing else of safecache's: it stands before functions of torch that are there from the start.
+Of safecache it imports only compiles: it stands before functions of torch that are there from the start.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = [
 
 
 def is_on() -> bool:
-    """Tell whether this thread reads such an archive."""
+    """Tell whether this thread reads an archive that nobody has sealed whom this process trusts."""
     return compiles.current.archive is not None
 
 
@@ -57,7 +57,7 @@ _NAMES = ("name", "as_name", "forward_arg_names", "user_input_name")
 
 
 def is_plain_expression(text: str, functions: Collection[str]) -> bool:
-    """Tell whether ``text`` is a formula of numbers, symbols and these ``functions``: sympy evaluates any as Python."""
+    """Tell whether ``text`` is a formula of numbers, symbols and ``functions``: sympy evaluates any text as Python."""
 
     def may_call(function: ast.expr) -> bool:
         return isinstance(function, ast.Name) and (function.id in functions or bool(_SYMPY.fullmatch(function.id)))
@@ -66,7 +66,7 @@ def is_plain_expression(text: str, functions: Collection[str]) -> bool:
 
 
 def is_plain_guard(text: str) -> bool:
-    """Whether ``text`` is a formula of the inputs' sizes: torch pastes any into a function, twice."""
+    """Tell whether ``text`` is a formula of the inputs' sizes: torch pastes any text into a function, twice."""
 
     def may_call(function: ast.expr) -> bool:
         if not isinstance(function, ast.Attribute):
@@ -99,16 +99,19 @@ def _consists_of(
 
 
 def find_code(program: Any) -> str:
-    """What in a program of torch's schema would be run as Python, as a noun; "" if nothing.
+    """Return a noun for what in a program of torch's schema would be run as Python, as "a function"; "" if nothing.
 
-    Torch pastes names, guards and trees of inputs into Python when it loads a program, or when that is called.
-    Raises any exception for a malformed one.
+    Torch pastes names, guards and trees of inputs into Python when it loads a program, or when that is called. Raises
+    any exception for a malformed one.
     """
     return next(_found(program, "", in_node=False), "")
 
 
 def _found(value: Any, field: str, *, in_node: bool) -> Iterator[str]:
-    """Those in the value of this field; ``in_node``: of an operator's arguments, whose texts torch quotes."""
+    """Yield nouns for such parts of ``value``, the value of this field.
+
+    ``in_node``: it belongs to an operator's arguments, whose texts torch quotes.
+    """
     if isinstance(value, str):
         if not (in_node and field in ("as_string", "as_strings")) and not _is_plain(value, field):
             yield _NOUNS.get(field, "a name")
@@ -140,18 +143,18 @@ def _is_plain(text: str, field: str) -> bool:
 
 
 def _is_plain_text(text: str) -> bool:
-    """Whether no part of ``text`` can end a string in Python, or a line."""
+    """Tell whether no part of ``text`` can end a string in Python, or a line."""
     return text.isprintable() and not any(letter in text for letter in "'\"\\")
 
 
 def _has_plain_keywords(tree: Any) -> bool:
-    """Whether the keyword arguments, which are the second part of a tree of inputs, are names."""
+    """Tell whether the keyword arguments, which are the second part of a tree of inputs, are names."""
     parts = tree["children_spec"]
     return len(parts) != 2 or all(map(str.isidentifier, _texts(_decode(parts[1]["context"]))))
 
 
 def _texts(tree: Any) -> Iterator[str]:
-    """All texts in a tree."""
+    """Yield all texts in a tree."""
     if isinstance(tree, dict):
         for name, each in tree.items():
             yield name

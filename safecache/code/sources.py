@@ -56,9 +56,9 @@ def known_text(path: str) -> bytes | None:
 
 
 def quarantine_if_changed(path: str, source: bytes, root: str) -> bool:
-    """Whether the file at ``path`` holds the generated ``source``; if not, it was quarantined, and is to be written.
+    """Tell whether the file at ``path`` holds the generated ``source``; if False, it has to be written.
 
-    Raises EntryRefusedError in strict mode, and Unsettled if the file cannot be quarantined.
+    Any other content is quarantined. Raises EntryRefusedError in strict mode, and Unsettled if that is impossible.
     """
     directory_faults.check(root)
     try:
@@ -72,7 +72,7 @@ def quarantine_if_changed(path: str, source: bytes, root: str) -> bool:
 
 
 def _objection(path: str, source: bytes) -> Refusal | None:
-    """None, with the file attested, if it holds the source. Raises OSError."""
+    """Return why the file at ``path`` is not the source; None, with the file attested, if it is. Raises OSError."""
     try:
         found = entry_files.read_entry(path, entry_files.max_entry_size(Kind.SOURCE))
     except opening.UnusableEntry as unusable:
@@ -113,7 +113,7 @@ def admit(path: str, key: str, name_of: Callable[[str], str]) -> str:
 
 
 def settle_side_file(path: str, root: str, kind: Kind = Kind.NATIVE_CODE, name: str = "") -> bool:
-    """Whether a file attested in the cache ``root`` lies at ``path``; any other file was quarantined.
+    """Tell whether a file attested in the cache ``root`` is at ``path``; any other file is quarantined.
 
     ``name``: as in CodeFile. Raises EntryRefusedError in strict mode, and Immovable if the file cannot be quarantined.
     """
@@ -128,17 +128,17 @@ def settle_side_file(path: str, root: str, kind: Kind = Kind.NATIVE_CODE, name: 
 
 
 def admit_side_file(path: str, root: str, kind: Kind = Kind.NATIVE_CODE) -> str | None:
-    """A path to read the file at ``path`` from, where nobody else can replace it; None if there is nothing to read.
+    """Return a path to read the attested file at ``path`` from, where nobody else can replace it; None if none.
 
-    Raises as settle_side_file() does, and EntryRefusedError for a file that was replaced since.
+    Raises as settle_side_file() does, and EntryRefusedError for a file that was replaced after it was verified.
     """
     return gate.verified_load_path(CodeFile(path, root, kind))[0] if settle_side_file(path, root, kind) else None
 
 
 def reachable(directory: str) -> str:
-    """``directory``, or if others can write to it one of this process alone, which is empty at first.
+    """Return ``directory``, or if others can write to it an empty one of this process alone.
 
-    For objects that their loader opens by itself, at the path that it has given us.
+    For objects that their loader opens by itself, at the path that it has given us. load_path() verifies them.
     """
     if ownership.why_not_private(_existing(directory)) is not None:
         return replace_cache(directory)
@@ -147,23 +147,23 @@ def reachable(directory: str) -> str:
 
 
 def replace_cache(directory: str) -> str:
-    """Return a directory of this process alone, to be used in place of ``directory``, and empty at first."""
+    """Return an empty directory of this process alone, to use in place of ``directory``; load_path() verifies it."""
     private = os.path.join(private_directory.process_directory(), os.path.basename(directory))
     add_cache(private)
     return private
 
 
 def add_cache(directory: str) -> None:
-    """Have load_path() verify what lies below this directory."""
+    """Register ``directory``: load_path() verifies files below it."""
     _caches.now.add(os.path.join(os.path.realpath(directory), ""))
 
 
 def load_path(path: str, *, is_built: bool) -> str:
-    """Where to load the code at ``path`` from: verified if it lies in a cache of add_cache(), else ``path`` itself.
+    """Return where to load the code at ``path`` from: verified if below a directory of add_cache(), else ``path``.
 
-    What was installed, or is the user's own, lies in none. ``is_built``: by ninja, so that its record names the
-    directory as well. Raises EntryRefusedError, in every mode, if nothing attests it; OSError if it or its record
-    cannot be read.
+    Installed code, and the user's own, is in no such directory. ``is_built``: by ninja, so that its record names the
+    directory as well. Raises EntryRefusedError, in every mode, if nothing attests it. Raises OSError if the file or its
+    record cannot be read.
     """
     real = os.path.realpath(path)
     if not real.startswith(tuple(_caches.now)):
@@ -174,7 +174,7 @@ def load_path(path: str, *, is_built: bool) -> str:
 
 
 def text_at(path: str) -> str | None:
-    """The text of a source at ``path``, whoever wrote it; None if there is none that can be read."""
+    """Return the unverified text of the source at ``path``; None if there is none that can be read."""
     try:
         return entry_files.read_entry(path, entry_files.max_entry_size(Kind.SOURCE)).decode()
     except (OSError, ValueError, opening.UnusableEntry):
@@ -182,7 +182,7 @@ def text_at(path: str) -> str | None:
 
 
 def is_private(directory: str) -> bool:
-    """Whether the user trusts files in ``directory``, which may not exist yet, because nobody else can write there."""
+    """Tell whether the user trusts files in ``directory`` because nobody else can write there; it may not exist yet."""
     return trust.is_private(_existing(directory))
 
 

@@ -119,9 +119,13 @@ class KernelWrite:
             failed = None if error.filename is None else os.fspath(error.filename)
             if failed not in contents:
                 raise
-            text = f"kernel file {failed} could not be read again: {error.strerror}."
-            remedy = "Its bytes are taken from memory."
-            events.report(Reason.UNREADABLE, text, cause=f"{error.errno} read again", remedy=remedy, error=error)
+            text, why, remedy = (
+                f"could not read kernel file {failed} again",
+                f"{error.strerror}",
+                "Using its bytes in memory.",
+            )
+            cause = f"{error.errno} read again"
+            events.report(Reason.UNREADABLE, text, why=why, cause=cause, remedy=remedy, error=error)
 
         def copied(path: str) -> str:
             known = contents.get(path)
@@ -132,15 +136,15 @@ class KernelWrite:
 
 
 def current_write() -> KernelWrite:
-    """Return what this thread writes; in no compiling(), that is forgotten at once."""
+    """Return the KernelWrite of this thread's compiling() block; outside of one, a new one that nobody keeps."""
     return compiles.current.kernel_write or KernelWrite()
 
 
 @contextmanager
 def compiling() -> Iterator[None]:
-    """In this block a kernel that is missing is compiled: its list's record attests its files, once that is written.
+    """Attest the files of a kernel that this block compiles by the record of their list, once the list is written.
 
-    Without a list, as after an error, each gets a record of its own at the end.
+    Without a list, as after an error, each file gets a record of its own at the end.
     """
     write = KernelWrite()
     try:
@@ -153,10 +157,11 @@ def compiling() -> Iterator[None]:
 
 
 def put(directory: str, name: str, content: bytes) -> str:
-    """Keep a file that this process has made; returns the path to read it from.
+    """Write a kernel's file that this process has made, attest it, and return the path to read it from.
 
-    That is a private copy if the file could not be kept, which is reported, or if others could replace it. A list is
-    not kept without its files. Raises OSError if there is no place for the copy either; CacheWriteError in strict mode.
+    That is a private copy if the file could not be written, which is reported, or if others could replace it. A list is
+    not written without its files. Raises OSError if there is no place for the copy either; CacheWriteError in strict
+    mode.
     """
     readable, stated = _keep(Place(directory), name, content)
     if stated is not None:
@@ -184,9 +189,9 @@ def _keep(place: Place, name: str, content: bytes) -> tuple[str, _Stated | None]
 
 
 def attest(directory: str, name: str, content: bytes, write: Callable[[], str]) -> str:
-    """As put(), of a file that a manager of somebody's own writes, and tells the path of: that is not changed.
+    """Attest the file that ``write``, of a user's cache manager, writes; return the path to read it from.
 
-    Raises what ``write`` does.
+    Like put(), but ``write`` returns where the file is, and that is not changed. Raises what ``write`` raises.
     """
     place = Place(directory)
     file = place.file(name)
@@ -203,7 +208,7 @@ def attest(directory: str, name: str, content: bytes, write: Callable[[], str]) 
 
 
 def _send(place: Place, name: str, content: bytes, stated: _Stated) -> None:
-    """Send a library, or with its list a whole group, to the remote, and to the shared level below this cache."""
+    """Send a library, or with its list a whole group, to the remote, and to the shared tier below this cache."""
     if not name.startswith(LIST) and not name.endswith(".so"):
         return
     plugs.tiers.keep(place.ref)
@@ -226,7 +231,7 @@ def _listing(paths: Mapping[str, str]) -> bytes:
 
 
 def _stated(place: Place, content: bytes) -> _Stated | None:
-    """What the record of a list states besides its digest; None if one of its files was not kept."""
+    """Return what the record of a list states besides its digest; None if one of its files was not kept."""
     digests = {name: _digest(place, name) for name in triton_place.names_in(content) or ()}
     return {"files": digests} if all(digests.values()) else None
 
@@ -251,7 +256,10 @@ def _publish(path: str, content: bytes, root: str) -> bool:
 
 
 def write_private_copy(file: CodeFile, name: str, content: bytes, error: OSError) -> str:
-    """Report that a file or its record cannot be kept or read; returns a private copy's path. Raises OSError."""
+    """Report that a file or its record cannot be kept or read; return the path of a private copy. Raises OSError.
+
+    ``name``: of the file, for the report. ``error``: what has failed. Raises the reason's error in strict mode.
+    """
     if isinstance(error, directory_faults.Unsettled):
         report.refuse(Refusal(Reason.UNREADABLE, error.evidence), Kind.KERNEL, name, triton_place.REMEDY, error=error)
     else:
@@ -260,7 +268,7 @@ def write_private_copy(file: CodeFile, name: str, content: bytes, error: OSError
 
 
 def dump(directory: str, name: str, content: bytes) -> str:
-    """Write a file for people to read; returns its path. Reports a failure; raises CacheWriteError in strict mode."""
+    """Write a file for people to read; return its path. A failure is reported; strict mode raises CacheWriteError."""
     path = os.path.join(directory, name)
 
     def write() -> None:
@@ -275,7 +283,10 @@ def dump(directory: str, name: str, content: bytes) -> str:
 
 
 def listed(directory: str, names: Iterable[str]) -> list[str]:
-    """Those names of a new group that lie in ``directory``; with TRITON_ALWAYS_COMPILE some may be in a lower tier."""
+    """Return those of a new group's ``names`` that are in ``directory``, attested or written by this thread.
+
+    With TRITON_ALWAYS_COMPILE the others may be in a lower tier.
+    """
     place, written = Place(directory), current_write().digests
     return [name for name in names if place.path(name) in written or place.take(name) is not None]
 
@@ -288,7 +299,7 @@ def restore(directory: str, contents: Mapping[str, bytes]) -> None:
     """Ensure that files of these names are in ``directory``: keep attested ones, and write ``contents`` otherwise.
 
     Nothing is written if a lower tier has them all, as where the cache cannot be written. A file that cannot be written
-    is reported, and errors raised, as in put(); binary() finds it.
+    is reported, and errors raised, as in put(); binary() finds its private copy.
     """
     place = Place(directory)
     tell(Admitted(directory))
@@ -309,13 +320,13 @@ def restore(directory: str, contents: Mapping[str, bytes]) -> None:
 
 
 def _has_record(path: str, root: str) -> bool:
-    """Whether somebody has kept a file of that name, or its group; says nothing about what is in it."""
+    """Tell whether somebody has kept a file of that name, or its group; that says nothing about what is in it."""
     listed = manifests.list_of(CodeFile(path, kind=Kind.KERNEL))
     return any(manifests.exists(CodeFile(each, root, Kind.KERNEL)) for each in (listed, path) if each is not None)
 
 
 def _has(place: Place, contents: Mapping[str, bytes]) -> bool:
-    """Whether each file is there and attested, by what is said here of its content too. Reports nothing."""
+    """Tell whether each file is there and attested, by these ``contents`` of its entry too. Reports nothing."""
     for name, content in contents.items():
         path = place.path(name)
         if not os.path.lexists(path):
@@ -327,9 +338,10 @@ def _has(place: Place, contents: Mapping[str, bytes]) -> bool:
 
 
 def binary(path: str, content: bytes | None) -> str | None:
-    """The path to load a kernel's binary from that torch expects at ``path``, in a lower tier or aside if need be.
+    """Return where to load the kernel's binary from that torch expects at ``path``; None if no attested one is found.
 
-    If it is nowhere, or nothing attests it, that is of this ``content``, which came with its kernel, or None without.
+    That may be in a lower tier, or a private copy. ``content``: the binary that came with its kernel, as the last
+    resort.
     """
     directory, name = os.path.split(path)
     place = Place(directory)
@@ -372,14 +384,15 @@ def accept(directory: str, name: str, content: bytes, record: bytes | None, *, i
 
 
 def get_file(directory: str, name: str) -> str | None:
-    """The path to read the file at, if one is attested in the cache or else in a lower tier; None if not."""
+    """Return the path to read the file ``name`` at; None unless it is attested in the cache or in a lower tier."""
     return _look_up(directory, lambda place: place.take(name))[1]
 
 
 def get_group(directory: str, name: str) -> dict[str, str] | None:
-    """The paths to read the group's files at, by name; None unless all exist, are attested, and of one writer.
+    """Return the paths to read the files of the group ``name`` at, by file name; None is a miss.
 
-    A lower tier's group is copied into the cache: torch looks there for the binary, and for what it bundles.
+    A hit has all files, attested, and of one writer. A group of a lower tier is copied into the cache if that can be
+    written: torch looks there for the binary, and for what it bundles. Raises the reason's error in strict mode.
     """
     refusal = plugs.load_guard.refusal(Place(directory).ref, "")
     if refusal is not None:

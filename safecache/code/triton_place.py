@@ -1,7 +1,7 @@
-"""One cache key's directory in Triton's cache, or in a lower tier: files are verified before they are read.
+"""Directory of one cache key in Triton's cache or in a lower tier: files are verified before they are read.
 
 The files of a kernel form a group, and the record of its list states the digest of each. So a reader gets all of one
-writer's files or none, and the paths in the list, which hold only where it was written, do not matter.
+writer's files or none. The paths in the list, which hold only where it was written, do not matter.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = [
     "names_in",
 ]
 
-REMEDY = "It is compiled anew; make it readable or remove it."
+REMEDY = "Recompiling it. Help: make it readable, or remove it"
 
 
 def names_in(content: bytes) -> list[str] | None:
@@ -47,7 +47,7 @@ def names_in(content: bytes) -> list[str] | None:
 
 
 def is_plain(name: object) -> bool:
-    """Whether that is the name of a file in a key's directory."""
+    """Tell whether ``name`` is that of a file in a key's directory, and leads nowhere else."""
     return isinstance(name, str) and name not in ("", ".", "..") and os.path.basename(name) == name and "\0" not in name
 
 
@@ -126,7 +126,7 @@ class Place(NamedTuple):
         return dict.fromkeys(names_in(content) or ())
 
     def _sealed(self, path: str) -> dict[str, Any]:
-        """What the list's record states; empty unless it can be read, verifies, and was made for this environment."""
+        """Return what the list's record states; empty unless it is readable, verifies, and fits this environment."""
         try:
             verdict, stated = manifests.read(self.file(path))
         except Unreadable:
@@ -153,17 +153,17 @@ class Place(NamedTuple):
         return path if is_private else gate.private_path(self.file(path), content)
 
     def is_attested(self, path: str) -> bool:
-        """Whether something attests the file; otherwise it is reported, and quarantined unless in a lower tier."""
+        """Tell whether something attests the file; if not, report it, and quarantine it unless in a lower tier."""
         try:
             if not self.is_layer:
                 return gate.accept_or_quarantine(self.file(path))
             refusal = gate.refusal_for_file(self.file(path), is_lower=True)
-            remedy = "It lies in a layer, and is left there."
+            remedy = "It stays, because it is in a lower tier."
         except Immovable as error:
             if quarantine.obstacle(self.root) is not None:  # reported as when a kernel cannot be kept
-                manifests.report_obstacle(self.root, f"{path}: {error.evidence}", error)
+                manifests.report_obstacle(self.root, path, error.evidence, error)
                 return False
-            refusal, remedy = error.refusal, "It could not be moved away; remove it."
+            refusal, remedy = error.refusal, "It cannot be quarantined. Help: remove it"
         except OSError as error:
             _note_unreadable(path, error)
             return False

@@ -21,14 +21,14 @@ __all__ = ["RECORD", "Backend", "accept"]
 
 # What the name of a file's record ends in.
 RECORD = ".safecache-record"
-_REMEDY = "It is compiled anew, and replaced there."
+_REMEDY = "Recompiling it; the new file replaces it there."
 
 
 class Backend:
-    """The backend ``theirs`` of Triton's remote cache, for the key whose files lie in ``directory`` here.
+    """Backend ``theirs`` of Triton's remote cache, wrapped: files travel with their records, and are verified here.
 
-    An error of its own is a miss, or something that is not sent; raised in strict mode. What is here already serves for
-    as long as it does not answer: Triton itself would compile that again.
+    ``directory``: where files of its key are in the cache. An error of the backend is a miss, or something that is not
+    sent; strict mode raises it. Files that are here are used while it does not answer: Triton would recompile them.
     """
 
     def __init__(self, theirs: Any, directory: str) -> None:
@@ -46,12 +46,12 @@ class Backend:
 
     @property
     def _server(self) -> Any:
-        """That of a backend which the hooks know, a remote.theirs.Redis; None of another."""
+        """Client of a backend that the hooks know, a remote.hooks.Redis; None for any other backend."""
         return getattr(self._theirs, "_redis", None)
 
     @property
     def shown(self) -> str:
-        """It, to a person."""
+        """Name of the backend for messages."""
         return f"Triton's remote cache {getattr(self._server, 'shown', type(self._theirs).__name__)}"
 
     def get(self, filenames: Iterable[str]) -> dict[str, bytes]:
@@ -89,9 +89,13 @@ class Backend:
             self._theirs.put(filename + RECORD, record)
             self._theirs.put(filename, data)
         except Exception as error:
-            text = f"{Kind.KERNEL.noun} {filename} was not sent to {self.shown}: {type(error).__name__}: {error}."
-            remedy = "Look after it; others compile that file themselves."
-            events.report(Reason.REMOTE_FAILED, text, cause=f"put {self.shown}", remedy=remedy, error=error)
+            text, why = (
+                f"did not send {Kind.KERNEL.noun} {filename} to {self.shown}",
+                f"{type(error).__name__}: {error}",
+            )
+            remedy = "Other hosts compile that file. Help: safecache doctor"
+            cause = f"put {self.shown}"
+            events.report(Reason.REMOTE_FAILED, text, why=why, cause=cause, remedy=remedy, error=error)
 
     def accept(self, name: str, content: bytes) -> str | None:
         """Keep a file that it has delivered, and the path to read it at; None, and reported, if nothing attests it."""
@@ -140,6 +144,9 @@ class Backend:
 
 
 def accept(backend: Any, directory: str, name: str, content: bytes) -> str | None:
-    """As Backend.accept(), of what this backend has delivered, or one that has no records."""
+    """Keep a file that ``backend``, wrapped or not, has delivered; return the path to read it at, or None if refused.
+
+    Refusals are reported. ``directory``: where the files of its cache key are here. Raises OSError.
+    """
     known = backend if isinstance(backend, Backend) else Backend(backend, directory)
     return known.accept(name, content)

@@ -67,7 +67,7 @@ _RANK = re.compile(r"rank_\d+_\d+")
 
 
 def _root(path: str) -> str:
-    """What a table's record names it from: <root>/<hash of all that vLLM's key has>/rank_0_0/<part>/<table>.
+    """Return what a table's record names it from: <root>/<hash of all that vLLM's key has>/rank_0_0/<part>/<table>.
 
     A directory that a user has chosen is the root itself.
     """
@@ -77,17 +77,20 @@ def _root(path: str) -> str:
 
 
 def is_account(name: str) -> bool:
-    """Whether a file of this name is written for people to read, by vLLM or by SGLang."""
+    """Tell whether a file of this name is written for people to read, by vLLM or by SGLang."""
     return name in ACCOUNTS or _OF_SGLANG.fullmatch(name) is not None
 
 
 def empty_table() -> io.StringIO:
-    """What does as well as SGLang's table, whatever is in that."""
+    """Return a file with an empty table, which SGLang can use like any of its own: it never looks anything up there."""
     return io.StringIO(_EMPTY)
 
 
 def fetch_model(path: str) -> None:
-    """Have the model there that vLLM asks for, if the remote alone has it: what reads it verifies it again."""
+    """Fetch the model that vLLM looks for at ``path`` from a tier, if it is missing; its reader verifies it again.
+
+    Does nothing for a path of another form. Raises the reason's error in strict mode.
+    """
     root, key = _named(path, _MODEL)
     if key and not os.path.lexists(path):
         with events.propagate_strict():
@@ -95,14 +98,14 @@ def fetch_model(path: str) -> None:
 
 
 def send_model(path: str) -> None:
-    """Have the file sent that vLLM has just put there, if it is a model."""
+    """Send the file that vLLM has just published at ``path`` to the tiers, if it is a model."""
     root, key = _named(path, _MODEL)
     if key:
         plugs.tiers.keep(Ref(Kind.AOT_FUNCTION, key, root), again=True)
 
 
 def require_parts(names: Collection[str]) -> None:
-    """Report a model with no compiled part in it, and raise RefusedArtifactError in default mode too.
+    """Report a vLLM model whose compiled parts have no ``names``, and raise RefusedArtifactError in default mode too.
 
     VLLM would take it for loaded, and run eagerly from then on (https://github.com/vllm-project/vllm/pull/56879).
     """
@@ -110,13 +113,13 @@ def require_parts(names: Collection[str]) -> None:
         return
     with artifacts.raise_on_refusal(), events.propagate_strict():
         evidence = "no compiled part is in it, so that vLLM would run the model eagerly, at this and every start"
-        refusal = Refusal(Reason.EMPTY, evidence, "vLLM compiles it again, and replaces it.")
+        refusal = Refusal(Reason.EMPTY, evidence, "vLLM recompiles it, and replaces it.")
         report.refuse(refusal, Kind.AOT_FUNCTION, "of vLLM")
         raise RefusedArtifactError(f"safecache: {events.refusals()[-1]}")
 
 
 def bundles_in(root: str) -> Iterator[Ref]:
-    """The models, and tables with their artifacts, in this directory of vLLM's, not verified. Raises OSError."""
+    """Yield unverified refs of models, and of tables with artifacts, in vLLM's cache ``root``. Raises OSError."""
     for item in folders.below(root):
         path = os.path.relpath(item.path, root)
         part, name = os.path.split(path)
@@ -133,7 +136,10 @@ def _named(path: str, pattern: re.Pattern[str]) -> tuple[str, str]:
 
 
 def fetch_artifacts(directory: str) -> None:
-    """Have the table there that vLLM asks for, and all artifacts, if the remote alone has them."""
+    """Fetch the table of vLLM's ``directory``, with all artifacts, from a tier, if the table is missing.
+
+    Does nothing for a directory of another form. Raises the reason's error in strict mode.
+    """
     root, key = _named(directory, _PART)
     if key and not os.path.lexists(os.path.join(directory, TABLE)):
         with events.propagate_strict():
@@ -141,17 +147,17 @@ def fetch_artifacts(directory: str) -> None:
 
 
 def attest_artifact(path: str) -> None:
-    """Bind an artifact that vLLM has just saved to its path: what is sealed in it would fit any other path as well."""
+    """Attest that vLLM's artifact, just saved, belongs at ``path``: what is sealed in it would fit any other path."""
     if _is_artifact(path) and os.path.isfile(path):
         with suppress(OSError):  # without a record it is neither used, nor sent, nor packed
             gate.attest_file(CodeFile(path, _root(path), Kind.TABLE))
 
 
 def place_artifact(path: str) -> str:
-    """Return where to load the artifact at ``path`` from, once its record says that it belongs there.
+    """Return where to load vLLM's artifact at ``path`` from, once its record says that it belongs there.
 
-    Raises RefusedArtifactError, in default mode too: vLLM compiles then. An artifact that is unpacked, in a directory,
-    has no record.
+    Raises RefusedArtifactError, in default mode too: vLLM compiles then. An unpacked artifact, which is a directory,
+    has no record: ``path`` is returned.
     """
     if not _is_artifact(path) or not os.path.isfile(path):
         return path
@@ -159,7 +165,7 @@ def place_artifact(path: str) -> str:
         content = loading.read_unverified(Kind.TABLE, path)
         refusal = _objection(CodeFile(path, _root(path), Kind.TABLE), content) if content is not None else None
         if refusal is not None:
-            remedy = "vLLM compiles it again, and replaces it."
+            remedy = "vLLM recompiles it, and replaces it."
             report.refuse(refusal._replace(cause="artifact"), Kind.TABLE, path, remedy)
         if content is None or refusal is not None:
             raise RefusedArtifactError(f"safecache: {events.refusals()[-1]}")
@@ -175,7 +181,7 @@ def _is_artifact(path: str) -> bool:
 
 
 def table(path: str) -> io.StringIO:
-    """The table at ``path``, and an empty one in place of any that is not attested, which is reported.
+    """Return the table at ``path`` as a file; an empty one in place of any that is not attested, which is reported.
 
     Raises the reason's error in strict mode.
     """
@@ -185,7 +191,7 @@ def table(path: str) -> io.StringIO:
             return empty_table()
         refusal = _objection(CodeFile(path, _root(path), Kind.TABLE), content)
         if refusal is not None:
-            remedy = "What it lists is compiled again, and vLLM replaces it."
+            remedy = "vLLM recompiles what it lists, and replaces it."
             report.refuse(refusal, Kind.TABLE, path, remedy)
             return empty_table()
     return io.StringIO(content.decode(locale.getpreferredencoding(False)))
@@ -201,10 +207,10 @@ def _objection(
 
 
 def read_model_info(path: str, key: str) -> bytes | None:
-    """Return what vLLM's file at ``path`` says of a model's class; None where vLLM is to look at the class itself.
+    """Return the content of vLLM's file at ``path`` about a model's class; None if vLLM has to inspect the class.
 
-    ``key``: names all that decides about it. Where the file is not for that, or does not verify, a copy in Inductor's
-    cache or a tier serves, and replaces it. Raises the reason's error in strict mode.
+    ``key``: names all that decides about the content. If the file is for another key, or is refused, a kept copy in
+    Inductor's cache or a tier replaces it. Raises the reason's error in strict mode.
     """
 
     def is_other(stated: Mapping[str, Any]) -> Refusal | None:
@@ -230,9 +236,9 @@ def read_model_info(path: str, key: str) -> bytes | None:
 
 
 def keep_model_info(path: str, key: str, info: Mapping[str, Any]) -> None:
-    """Write ``info``, of a model's class that this process has looked at, as vLLM does, and have tiers hold a copy.
+    """Write ``info`` about a model's class to vLLM's ``path``, attest it, and copy it to Inductor's cache and tiers.
 
-    What cannot be written is reported. Raises CacheWriteError for that in strict mode.
+    ``key``: names all that decides about it. A failure to write is reported; strict mode raises CacheWriteError.
     """
     content = json.dumps(info, indent=2).encode()
     if _write_info(CodeFile(path, os.path.dirname(path), Kind.TABLE), content, key):
@@ -255,7 +261,7 @@ def _write_info(file: CodeFile, content: bytes, key: str) -> bool:
 
 
 class Written(io.StringIO):
-    """One of these files, being written: it is there whole or not at all once it is closed.
+    """File of vLLM or SGLang that is being written: close() publishes it whole, or not at all.
 
     A failed write is reported, and raises only in strict mode: what was compiled is good without it.
     """

@@ -1,4 +1,4 @@
-"""What keeps caches from working on this machine: one module for each heading of the report.
+"""Find what keeps caches from working on this machine: one module for each heading of the report.
 
 And all checks in their order: of this machine, none of which can prevent the others, and of a cache from elsewhere. May
 import the rooms up to isolation.
@@ -26,9 +26,9 @@ _DEADLINE = 60.0
 
 
 class Needs(Enum):
-    """What a check is given: an environment, for TORCH one where torch may be imported; or a Baseline.
+    """Input of a check: an environment, for TORCH one where torch may be imported; or a Baseline.
 
-    For STATED that states what it was made with, for KEYS with this torch.
+    STATED: a Baseline that states what it was made with; KEYS: one that was made with this torch.
     """
 
     ENVIRONMENT, TORCH, BASELINE, STATED, KEYS = range(5)
@@ -56,7 +56,7 @@ CHECKS: dict[str, Check] = {
     "access": Check(directories.check_access),
     "sharing": Check(directories.check_sharing),
     "file systems": Check(directories.check_file_systems),
-    "local level": Check(directories.check_local_level),
+    "local tier": Check(directories.check_local_level),
     "space": Check(directories.check_space),
     "behaviour": Check(directories.check_behaviour),
     "execution": Check(directories.check_execution),
@@ -82,9 +82,10 @@ CHECKS: dict[str, Check] = {
 
 
 def examine(*, import_torch: bool) -> list[Finding]:
-    """The findings about this machine, worst first, otherwise in the order of the checks. Changes nothing that lasts.
+    """Check this machine and return the findings, worst first, then in the order of the checks.
 
-    Invalid settings count as unset. Without ``import_torch`` the hooks are not checked.
+    Changes nothing that lasts, but reloads this process's settings: invalid ones and strict mode count as unset.
+    Without ``import_torch`` the hooks are not checked.
     """
     environ = config.child_environment()
     # In strict mode, problems would raise: here they are findings.
@@ -99,7 +100,7 @@ def examine(*, import_torch: bool) -> list[Finding]:
 
 
 def compare(baseline: Baseline) -> list[Difference]:
-    """How this environment differs from a baseline, what misses by it first.
+    """Return how this environment differs from ``baseline``, causes of misses first.
 
     Raises SafecacheError if torch cannot be imported.
     """
@@ -134,7 +135,7 @@ def _run(name: str, check: Check, environ: Mapping[str, str]) -> list[Finding]:
 
 @contextmanager
 def _silent() -> Iterator[None]:
-    """For this block, turn off safecache's log: the findings say what would be logged."""
+    """Turn off safecache's log within the block: the findings report what would be logged."""
     logger = logging.getLogger("safecache")
     before, logger.disabled = logger.disabled, True
     try:

@@ -45,7 +45,7 @@ _REBUILT = "Fill the cache on a machine like this one, or install there what is 
 
 
 class Gpu(NamedTuple):
-    """One of Nvidia's, as its driver tells; ``architecture``: such as ``sm_90``."""
+    """GPU of Nvidia's, as its driver reports; ``architecture``: such as ``sm_90``."""
 
     name: str
     architecture: str
@@ -53,10 +53,10 @@ class Gpu(NamedTuple):
 
 
 class Baseline:
-    """What a cache was made with, as packing.collect() has it, and this environment beside it.
+    """Origin of a cache, as packing.collect() returns it, with this environment to compare.
 
-    ``made``: what a pack says that it was made with, with the releases of servers. ``refusal``: why nothing that the
-    pack says counts, "" if its seal has been verified.
+    ``made``: versions that a pack states, with those of servers. ``refusal``: why the pack is refused, and nothing that
+    it states counts; else "".
     """
 
     def __init__(self, baked: Mapping[str, Any], made: Mapping[str, Any], groups: int, refusal: str = "") -> None:
@@ -65,7 +65,7 @@ class Baseline:
 
     @classmethod
     def of_pack(cls, path: str) -> Baseline:
-        """That of the pack at ``path``. Raises OSError."""
+        """Return the baseline of the pack at ``path``, with ``refusal`` if the pack is refused. Raises OSError."""
         try:
             manifest = archive.opened(path).manifest
         except PackRefusedError as error:
@@ -74,7 +74,7 @@ class Baseline:
 
     @classmethod
     def of_directories(cls, directories: Sequence[str]) -> Baseline:
-        """That of the caches which these directories are, or have in them. Raises OSError."""
+        """Return the baseline of the caches that these directories are or contain. Raises OSError."""
         for directory in directories:
             os.scandir(directory).close()
         baked = packing.collect(cache for directory in directories for cache in packing.caches_within(directory))
@@ -82,7 +82,7 @@ class Baseline:
 
     @cached_property
     def here(self) -> Here:
-        """What keys are made of in this environment. Raises SafecacheError if torch cannot be imported."""
+        """Key components of this environment. Raises SafecacheError if torch cannot be imported."""
         return of_records.compute_environment(sorted(self.keys["compilers"]))
 
     @cached_property
@@ -120,7 +120,7 @@ def check_records(baseline: Baseline) -> Iterator[Difference]:
 _REMEDIES = {
     Reason.UNKNOWN_KEY: "Give this process that key: SAFECACHE_KEY_FILE=FILE, or safecache keys trust FILE.",
     Reason.UNSEALED: "Fill the cache with safecache active, or seal it there once, on your word: safecache adopt DIR.",
-    Reason.REVOKED_KEY: "Fill the cache anew, sealed with another key.",
+    Reason.REVOKED_KEY: "Fill the cache again, sealed with another key.",
     Reason.EXPIRED_KEY: "Trust the key that follows it, and seal there with that: safecache sign DIR.",
     Reason.KEY_NOT_ALLOWED: "If it should supply this namespace: safecache keys trust FILE --namespace PATTERN.",
 }
@@ -144,7 +144,7 @@ def check_seals(baseline: Baseline) -> Iterator[Difference]:
     told = {Reason.UNKNOWN_KEY, Reason.REVOKED_KEY, Reason.EXPIRED_KEY, Reason.KEY_NOT_ALLOWED, Reason.OTHER_NAMESPACE}
     for state, count in baseline.baked["refused"].items():
         if state not in {reason.value for reason in told}:
-            remedy = _REMEDIES.get(Reason(state), "safecache verify DIR names them. Fill the cache anew.")
+            remedy = _REMEDIES.get(Reason(state), "safecache verify DIR names them. Fill the cache again.")
             yield Difference(f"seals of {count} files", state, "none that holds", remedy)
 
 
@@ -196,7 +196,7 @@ def check_servers(baseline: Baseline) -> Iterator[Difference]:
 
 
 def check_parts(baseline: Baseline) -> Iterator[Difference]:
-    """Of settings, versions, threads and places. What one variable decides is told of the variable, once."""
+    """Yield differences of settings, versions, threads and places; one for all settings that a variable decides."""
     keys, here, has_libraries = baseline.keys, baseline.here, bool(baseline.baked["builds"]["cpu"])
     variables: dict[str, list[str]] = {}
     for name, values in keys["parts"].items():
@@ -259,7 +259,7 @@ def _of_variable(
 
 
 def check_vllm(baseline: Baseline) -> Iterator[Difference]:
-    """What vLLM reads may be in its own key, or decide what is compiled."""
+    """Yield differences of vLLM's variables, which may be in its own key, or decide what is compiled."""
     environment, here = baseline.keys["environment"], baseline.here
     known = {*environment, *(name for name in here.parts if name.startswith(ENVIRONMENT))}
     for name in sorted(each for each in known if each.startswith(f"{ENVIRONMENT}VLLM_")):

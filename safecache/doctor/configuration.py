@@ -85,7 +85,7 @@ def check_combinations(environ: Mapping[str, str]) -> Iterator[Finding]:
         evidence = f"SAFECACHE={environ['SAFECACHE']}: safecache does nothing{rest}."
         yield finding.warning("switched-off", evidence, "unset SAFECACHE")
     if environ.get("SAFECACHE", "").strip().lower() == OBSERVE:
-        evidence = "SAFECACHE=observe: what does not verify is reported, and used as in stock torch."
+        evidence = "SAFECACHE=observe: files that do not verify are reported and used, as in stock torch."
         yield finding.warning(
             "observing", evidence, "safecache stats  # says what would be refused; then unset SAFECACHE"
         )
@@ -172,7 +172,7 @@ def check_key_place(environ: Mapping[str, str]) -> Iterator[Finding]:
     path = config.current().key_file
     for place in directories.caches(environ):
         if path is not None and os.path.realpath(path).startswith(os.path.join(os.path.realpath(place.path), "")):
-            evidence = f"The key {path} lies in {place}: who copies the cache, or is let in there, may get the key too."
+            evidence = f"The key {path} is in {place}: anyone who can read or copy the cache may get the key."
             remedy = f"mv {shlex.quote(path)} FILE; export SAFECACHE_KEY_FILE=FILE  # outside of all caches"
             yield finding.warning("key-beside-cache", evidence, remedy)
 

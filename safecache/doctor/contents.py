@@ -337,7 +337,7 @@ def _keys(store: Store, url: str, shown: str) -> Iterator[Finding]:
 
 
 def _judged(store: Store) -> Iterator[Refusal | None]:
-    """Of some bundles of this build, what is against using them; nothing is unpacked."""
+    """Yield, for some remote bundles of this build, the refusal or None. Nothing is unpacked."""
     before = stores.prefix()
     names = (
         name

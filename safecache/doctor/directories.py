@@ -78,14 +78,14 @@ def of(environ: Mapping[str, str]) -> list[Place]:
 
 
 def caches(environ: Mapping[str, str]) -> list[Place]:
-    """The caches of Inductor and of Triton, and the local level of this node in front of the first."""
+    """The caches of Inductor and of Triton, and the local tier of this node in front of the first."""
     found = []
     with suppress(FileNotFoundError):
         inductors = layout.inductor_cache_dir(environ)
         found.append(Place("Inductor's cache", inductors, "TORCHINDUCTOR_CACHE_DIR"))
         local = levels.place_of(inductors)
         if local is not None:
-            found.append(Place("the local level", local, "SAFECACHE_TIERS"))
+            found.append(Place("the local tier", local, "SAFECACHE_TIERS"))
     found.append(Place("Triton's cache", os.path.abspath(layout.triton_cache_dir(environ)), "TRITON_CACHE_DIR"))
     return found
 
@@ -304,7 +304,7 @@ def check_execution(environ: Mapping[str, str]) -> Iterator[Finding]:
     else:
         for place in caches(environ):
             if mounts.forbids_execution(place.path):
-                evidence = f"{place} lies on {mounts.mount_of(place.path)}: no code can be loaded from there."
+                evidence = f"{place} is on {mounts.mount_of(place.path)}, from which no code can be loaded."
                 yield finding.error("noexec", evidence, elsewhere(place.variable))
 
 
@@ -380,19 +380,19 @@ def _of_options(mount: Mount, those: list[Place]) -> Iterator[Finding]:
 
 
 def check_local_level(environ: Mapping[str, str]) -> Iterator[Finding]:
-    """Findings about a local level that saves nothing."""
+    """Findings about a local tier that saves nothing."""
     local = config.current().local
     if local is None:
         return
     place = nearest(local)
     if mounts.is_over_a_network(place):
-        evidence = f"The local level {local} lies on {mounts.mount_of(place)}, which is not a disk of this node."
+        evidence = f"The local tier {local} is on {mounts.mount_of(place)}, which is not a disk of this node."
         yield finding.warning(
             "local-level-is-remote", evidence, "export SAFECACHE_TIERS=DIR,cache  # DIR on a disk of this node"
         )
     shared = nearest(caches(environ)[0].path)
     if os.stat(place).st_dev == os.stat(shared).st_dev:
-        evidence = f"The local level {local} lies on the same file system as {shared}: all is kept twice there."
+        evidence = f"The local tier {local} and {shared} are on one file system, which keeps everything twice."
         yield finding.warning("local-level-gains-nothing", evidence, "Leave it out of SAFECACHE_TIERS.")
 
 

@@ -39,7 +39,7 @@ class Difference(NamedTuple):
 
     @property
     def severity(self) -> str:
-        """One of SEVERITIES."""
+        """Severity, one of SEVERITIES."""
         return "error" if self.misses else "info"
 
     def __str__(self) -> str:
@@ -69,5 +69,5 @@ def error(code: str, evidence: str, remedy: str) -> Finding:
 
 
 def worst(findings: Iterable[Finding | Difference]) -> str:
-    """The worst severity among them; "ok" if there are none."""
+    """Return the worst severity among ``findings``; "ok" if there are none."""
     return max((finding.severity for finding in findings), key=SEVERITIES.index, default="ok")

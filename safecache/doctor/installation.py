@@ -123,7 +123,7 @@ def _standing_down(hooks: list[dict[str, str]]) -> Iterator[Finding]:
         more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
         shown = f"{', '.join(names[:_SHOWN])}{more}"
         how_many = "1 hook is" if len(names) == 1 else f"{len(names)} hooks are"
-        evidence = f"{how_many} inactive ({shown}): {reason}. What they guard works as in stock torch."
+        evidence = f"{how_many} inactive ({shown}): {reason}. Those functions work as in stock torch."
         yield finding.warning("hook-standing-down", evidence, "pip install -U safecache  # then: safecache status")
     off = {each["unit"]: each["reason"] for each in hooks if each["state"] == HookState.SWITCHED_OFF}
     for unit, lost in off.items():
@@ -224,7 +224,7 @@ def _runtime(command: list[str], environ: Mapping[str, str]) -> Iterator[Finding
         f"{shlex.join(command)} links a copy of the C++ runtime into each library. An AOTInductor package that it "
         "builds ends the process with a segmentation fault, or std::bad_cast, when it is loaded."
     )
-    remedy = "export CXX=/usr/bin/g++  # or another that has a libstdc++.so; and build the packages anew"
+    remedy = "export CXX=/usr/bin/g++  # or another that has a libstdc++.so; and rebuild the packages"
     yield finding.warning("static-libstdcxx", evidence, remedy)
 
 
@@ -348,7 +348,7 @@ def check_bytecode(environ: Mapping[str, str]) -> Iterator[Finding]:
     if missing and why:
         evidence = (
             f"{len(missing)} of {len(sources)} modules of torch that are imported to compile have no bytecode, and "
-            f"{why}: each process compiles torch's sources anew, for seconds."
+            f"{why}: each process recompiles torch's sources, for seconds."
         )
         remedy = f"env -u PYTHONDONTWRITEBYTECODE {shlex.join([sys.executable, '-m', 'compileall', '-q', folder])}"
         yield finding.warning("no-bytecode", evidence, remedy)

@@ -40,7 +40,7 @@ _UNDEFINED = re.compile(r"^undefined symbol: (\S+).*\((?:\./|/proc/self/fd/).*\)
 
 
 def check(path: str) -> list[Finding]:
-    """What prevents this user from loading the shared object at ``path``; if nothing does, the finding ``loads``.
+    """Find what prevents this user from loading the shared object at ``path``; if nothing does, the finding ``loads``.
 
     The first cause that prevents further checks is the last finding.
     """
@@ -146,7 +146,7 @@ def _unmappable(path: str) -> Finding | None:
 def _out_of_memory(path: str) -> Finding:
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     allowed = "unlimited" if limit == resource.RLIM_INFINITY else f"{limit >> 20} MiB"
-    evidence = f"{path} cannot be mapped for want of memory; this process may have {allowed} (ulimit -v)."
+    evidence = f"{path} cannot be mapped: out of memory; this process may use {allowed} (ulimit -v)."
     return finding.error("out-of-memory", evidence, "Raise the limit, or the memory of the container.")
 
 

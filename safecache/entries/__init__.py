@@ -1,4 +1,4 @@
-"""What torch looks up and saves: verified before it is unpickled, sealed where it is pickled.
+"""Entries that torch looks up and saves: verify before unpickling, seal after pickling.
 
 May import the rooms up to store.
 """

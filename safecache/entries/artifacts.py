@@ -48,7 +48,7 @@ _AUTOTUNING_NAME = re.compile(r"[A-Za-z0-9_-]+\.best_config")
 
 @contextmanager
 def report_as(where: str, *, is_unguarded: bool = False) -> Iterator[None]:
-    """In this block, what require() calls the bytes that this thread passes to it, in reports.
+    """Name in reports, for this block, where the bytes come from that this thread passes to require().
 
     ``is_unguarded``: no guards are evaluated for what is loaded, so that an exception may be due to arguments.
     """
@@ -58,7 +58,7 @@ def report_as(where: str, *, is_unguarded: bool = False) -> Iterator[None]:
 
 @contextmanager
 def raise_on_refusal() -> Iterator[None]:
-    """In this block an artifact is loaded that the program has named: its refusal is raised as RefusedArtifactError."""
+    """Raise EntryRefusedErrors of this block as RefusedArtifactError: the program has named the artifact."""
     try:
         yield
     except RefusedArtifactError:
@@ -68,9 +68,9 @@ def raise_on_refusal() -> Iterator[None]:
 
 
 def require(kind: Kind, content: bytes, cache_key: str = "") -> None:
-    """Return if ``content`` may be unpickled; otherwise report it, and raise RefusedArtifactError in default mode too.
+    """Check that ``content`` may be unpickled. If not, report it and raise RefusedArtifactError in every mode.
 
-    For artifacts that cannot miss: there is no graph to compile instead.
+    For artifacts that cannot miss: there is no graph to compile instead. ``cache_key``: what its seal must state.
     """
     with raise_on_refusal(), events.propagate_strict():
         if not loading.accept_or_quarantine(
@@ -81,18 +81,18 @@ def require(kind: Kind, content: bytes, cache_key: str = "") -> None:
 
 @contextmanager
 def unpacking(bundle: Any) -> Iterator[None]:
-    """In this block this thread loads the graphs that this AOTAutograd entry has in it: no two took the same time."""
+    """Name, for name_graph() in this block, the AOTAutograd entry that this thread loads, by its compile times."""
     with compiles.scope(which=f"{bundle.forward_time_taken_ns} {bundle.backward_time_taken_ns}"):
         yield
 
 
 def name_graph(code: str) -> str:
-    """The name of the graph with this code in the artifact that this thread loads; "" if it loads none."""
+    """Return the name of the graph with this code in the artifact that this thread loads, or "" outside of one."""
     return refs.name_artifact(code, compiles.current.which) if compiles.current.which is not None else ""
 
 
 def load_refusal(bundle: Any, root: str) -> Refusal | None:
-    """Why nothing in such an entry is to be run, as the cache ``root`` knows; None if nothing is against it."""
+    """Return why no graph of an AOTAutograd entry is to be run, by what the cache ``root`` knows; else None."""
     graphs = [getattr(getattr(bundle, name, None), "result", None) for name in ("compiled_fw", "compiled_bw")]
     codes = list(filter(None, (getattr(graph, "source_code", None) for graph in graphs)))
     if not codes:
@@ -104,7 +104,7 @@ def load_refusal(bundle: Any, root: str) -> Refusal | None:
 
 
 def require_not_crashed(kind: Kind, name: str, root: str) -> None:
-    """Raise RefusedArtifactError, in default mode too, if processes have died of the artifact of this name.
+    """Raise RefusedArtifactError, in every mode, if processes have died of the artifact of this name.
 
     ``root``: the cache that knows.
     """
@@ -117,10 +117,10 @@ def require_not_crashed(kind: Kind, name: str, root: str) -> None:
 
 
 def read(ref: Ref, path: str) -> bytes | None:
-    """The bytes of the file at ``path`` if they may be unpickled, empty if there is none; None, and reported, if not.
+    """Return the bytes of the file at ``path`` if they may be unpickled; None, and report it, if not.
 
-    A file that is bad for everybody is quarantined if it lies in a cache, ``ref.root``; a user's own is left alone.
-    One that only a lower tier has is copied to ``path``. Strict mode raises the reason's error instead of None.
+    Empty if there is no file. One that is bad for everybody is quarantined if it is stored in a cache, ``ref.root``; a
+    user's own stays. One that only a lower tier has is copied to ``path``. Strict mode raises the reason's error.
     """
     if not os.path.lexists(path):
         here = ref._replace(root=ref.root or config.cache_directory() or os.path.dirname(path))
@@ -135,16 +135,17 @@ def read(ref: Ref, path: str) -> bytes | None:
 
 
 def sealed_provenance(kind: Kind, cache_key: str, content: bytes) -> Mapping[str, str]:
-    """The provenance in the seal of these bytes, which read() has verified; empty without a valid seal."""
+    """Return the provenance in the seal of bytes that read() has verified; empty without a valid seal."""
     namespace = config.current().namespace
     verdict = seal.inspect(content, len(content), kind, cache_key, keyring.current().find, namespace)
     return verdict.provenance or {}
 
 
 def unpickle(content: bytes, loads: Callable[[], Any]) -> Any:
-    """Return what ``loads`` does. Where this thread's Compile has bytes pinned, refuse others by EntryRefusedError.
+    """Return what ``loads`` returns. Raise EntryRefusedError for other bytes than this thread's Compile has pinned.
 
-    Torch reads the file again by itself. Only the first call is checked: what it unpickles in turn came with it.
+    Torch reads the verified file again by itself. Only the first call is checked: what it unpickles in turn came with
+    it.
     """
     pinned, compiles.current.pinned = compiles.current.pinned, None
     if pinned is not None and content != pinned[1]:
@@ -157,14 +158,14 @@ def unpickle(content: bytes, loads: Callable[[], Any]) -> Any:
 
 
 class VerifiedRemote:
-    """A remote cache that only returns values that may be unpickled."""
+    """Wrapper of a remote cache that only returns values that may be unpickled."""
 
     def __init__(self, remote: RemoteCache, kind: Kind) -> None:
         self._remote = remote
         self._kind = kind
 
     def get(self, key: str) -> dict[str, str] | None:
-        """The value under the cache key, rebuilt from the verified bytes; None if there is none or it is refused."""
+        """Return the value under the cache key, rebuilt from the verified bytes; None if it is missing or refused."""
         content = loading.fetch(self._kind, key, self._remote)
         if content is None or not loading.accept_or_quarantine(
             Ref(self._kind, key), content, origin=loading.describe_remote(self._remote)
@@ -174,18 +175,18 @@ class VerifiedRemote:
 
 
 def accept_name(kind: Kind, name: str, where: str, *, safe: bool) -> bool:
-    """Returns ``safe``, and reports a name that is not. Raises EntryRefusedError for it in strict mode."""
+    """Return ``safe``, and report a ``name`` that is not. Raises EntryRefusedError for one in strict mode."""
     if not safe:
         evidence = f"its name {name[:64]!r} would leave the place of its kind in the cache directory"
-        report.refuse(Refusal(Reason.UNSAFE_NAME, evidence), kind, where, "Find out where it came from.")
+        report.refuse(Refusal(Reason.UNSAFE_NAME, evidence), kind, where, "Help: find out where it came from")
     return safe
 
 
 def is_plain(name: str) -> bool:
-    """Whether ``name``, joined to a directory, names a file directly in it, and not a hidden one."""
+    """Tell whether ``name``, joined to a directory, names a file directly in it, and not a hidden one."""
     return bool(name) and os.path.basename(name) == name and not name.startswith(".") and "\0" not in name
 
 
 def is_autotuning_name(name: str) -> bool:
-    """Whether torch gives such a name to autotuning results; nothing else is ever written under it."""
+    """Tell whether torch gives such a name to autotuning results; nothing else is ever written under it."""
     return _AUTOTUNING_NAME.fullmatch(name) is not None

@@ -35,14 +35,14 @@ __all__ = [
 
 
 class RemoteCache(Protocol):
-    """The half of torch's RemoteCache that a lookup uses; any method may raise anything."""
+    """Half of torch's RemoteCache that a lookup uses. Any method may raise anything."""
 
     def get(self, key: str) -> object:
-        """The JSON object stored under the cache key ``key``; None if there is none."""
+        """Return the JSON object stored under the cache key ``key``; None if there is none."""
 
 
 class Source(NamedTuple):
-    """One cache key of a lookup, and the type that its candidates must have."""
+    """Cache key of a lookup, with a check of the type that its candidates must have."""
 
     ref: Ref
     is_entry: Callable[[Any], bool]
@@ -51,7 +51,8 @@ class Source(NamedTuple):
 def lookup(source: Source, *, local: bool, remote: RemoteCache | None) -> Iterator[tuple[Any, bytes, bool]]:
     """Yield (entry, its sealed bytes, whether it is local) for every candidate that may be used.
 
-    In strict mode raises the reason's error for the first that may not.
+    May wait for another process that compiles the same key. Strict mode raises the reason's error for the first
+    candidate that is refused. ``remote``: torch's, asked last.
     """
     ref = source.ref
     searches.set_lookup_key(ref)
@@ -97,9 +98,9 @@ def _local(source: Source) -> Iterator[tuple[Any, bytes, bool]]:
 def _candidates(
     source: Source, directory: str, root: str, tried: set[str], seen: set[str] | None = None
 ) -> Iterator[tuple[Any, bytes, bool]]:
-    """One cache's candidates whose names are not yet in ``tried``; adds them to it. ``seen``: gets all names there.
+    """Yield one cache's candidates that are not in ``tried``, and add their names to it. ``seen``: gets all names.
 
-    ``root``: where refused ones are quarantined; "" in a layer, where they stay. Those of the shared level are copied.
+    ``root``: where refused ones are quarantined; "" in a layer, where they stay. Those of the shared tier are copied.
     """
     try:
         names = layout.list_entries(directory)
@@ -133,7 +134,7 @@ def _admitted(source: Source, path: str, root: str) -> bytes | None:
 
 
 def _is_barred(ref: Ref, path: str, root: str) -> bool:
-    """Whether processes have died of what is there, by its name, or of what its key has led to; reported, if so."""
+    """Tell whether processes have died of that file, by its name, or of what its key has led to; report it."""
     refusal = plugs.load_guard.refusal(ref, os.path.basename(path), is_lower=root != ref.root)
     if refusal is not None:
         moved = entry_files.quarantine(path, root, refusal.reason) if root else None
@@ -150,7 +151,7 @@ _READ_REMEDY = "Recompiling. Help: make it readable, or remove it"
 
 
 def read_unverified(kind: Kind, path: str, *, listed: bool = False) -> bytes | None:
-    """The unverified bytes of the file at ``path``; None if there is none or, as reported, it cannot be used.
+    """Return the unverified bytes of the file at ``path``; None if it is missing or, as reported, unusable.
 
     ``listed``: see entry_files.read_entry(). Raises the reason's error in strict mode.
     """
@@ -166,9 +167,9 @@ def read_unverified(kind: Kind, path: str, *, listed: bool = False) -> bytes | N
 
 
 def may_be_read(kind: Kind, path: str) -> bool:
-    """Whether torch may read the file by itself: not if it is irregular or too large, which is reported.
+    """Tell whether torch may read the file by itself; report a file that is irregular or too large.
 
-    Raises the reason's error in strict mode.
+    True if it is missing, for torch to meet that. Raises the reason's error in strict mode.
     """
     try:
         opening.check_up_to(entry_files.max_entry_size(kind))(os.lstat(path))
@@ -186,7 +187,7 @@ def _note_unusable(unusable: opening.UnusableEntry, kind: Kind, path: str) -> No
 
 
 def fetch(kind: Kind, cache_key: str, remote: RemoteCache) -> bytes | None:
-    """The unverified bytes in a remote cache for this cache key; None if there are none or, as reported, none readable.
+    """Return the unverified bytes in a remote cache for this key; None if it has none or, as reported, none readable.
 
     Raises the reason's error in strict mode.
     """
@@ -206,7 +207,7 @@ def fetch(kind: Kind, cache_key: str, remote: RemoteCache) -> bytes | None:
 
 
 def describe_remote(remote: object) -> str:
-    """Where something comes from that a remote cache of torch's has delivered, with the server if that is known."""
+    """Return a phrase, for messages, about a remote cache of torch's, with its server if that is known."""
     server = getattr(getattr(getattr(remote, "backend", None), "_redis", None), "shown", "")
     return f"in the remote cache {server}".rstrip()
 
@@ -214,11 +215,12 @@ def describe_remote(remote: object) -> str:
 def accept_or_quarantine(
     ref: Ref, content: bytes, *, path: str | None = None, origin: str = "", whole: bool = True, is_lower: bool = False
 ) -> bool:
-    """Whether ``content`` may be used; a refusal is reported, and a file that is bad for everybody quarantined.
+    """Tell whether ``content`` may be used; report a refusal, and quarantine a file that is bad for everybody.
 
-    Pass the ``path`` of an entry in the cache ``ref.root``, "" for a lower tier; or for other bytes their ``origin`` in
-    words, which with a root is the path of a file whose name says nothing about its content. ``whole``: the file
-    holds nothing else. ``is_lower``: stock torch does not look there. Raises the reason's error in strict mode.
+    ``path``: that of an entry in the cache ``ref.root``, which is "" for a lower tier. ``origin``: for other bytes,
+    where they come from, in words; with a root, the path of a file whose name says nothing about its content.
+    ``whole``: the file holds nothing else. ``is_lower``: stock torch does not look there. Raises the reason's error in
+    strict mode.
     """
     refusal = trust.judge(content, ref.kind, ref.key, path, partial(plugs.key_part.refusal, ref))
     if refusal is None or (not is_lower and trust.is_observed(refusal, ref.kind, path or origin)):
@@ -230,20 +232,22 @@ def accept_or_quarantine(
 
 def _refuse(refusal: Refusal, ref: Ref, path: str | None, origin: str, content: bytes | None) -> None:
     cache = layout.cache_root(path) if path is not None and ref.kind in ENTRIES else ""
+    consequence = "" if cache and refusal.reason is Reason.UNSEALED else "Recompiling."
     if path is not None and ref.root and events.decide(refusal.reason, strict=False).quarantine:
         moved = entry_files.quarantine(path, ref.root, refusal.reason, content)
         if moved is not None:
             events.count(Count.QUARANTINED)
         stays = "Could not quarantine it: no permission, or another process replaced it."
-        remedy = f"Recompiling. {stays} Help: if this repeats, delete {path}"
+        remedy = f"{stays} Help: if this repeats, delete {path}"
         if moved:
-            remedy = f"Recompiling; moved to {moved}. Help: safecache quarantine show {os.path.basename(moved)}"
+            consequence = f"Recompiling; moved to {moved}."
+            remedy = f"Help: safecache quarantine show {os.path.basename(moved)}"
         refusal = refusal._replace(remedy=remedy)
-    report.refuse(refusal, ref.kind, path or origin, root=cache)
+    report.refuse(refusal, ref.kind, path or origin, consequence, root=cache)
 
 
 def _load(source: Source, ref: Ref, content: bytes, *, origin: str, is_file: bool) -> Iterator[tuple[Any, bytes, bool]]:
-    """``ref``, ``origin``, ``is_file``: as for searches.offer()."""
+    """Unpickle an admitted candidate and yield it. ``ref``, ``origin``, ``is_file``: as for searches.offer()."""
     try:
         entry = pickle.loads(content)  # noqa: S301  admitted above
     except Exception as error:

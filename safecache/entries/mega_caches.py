@@ -32,7 +32,7 @@ _SEALED = {
 # Artifacts that it reads by itself, of which only the names can do harm.
 _AUTOTUNING = "autotune"
 _ORIGIN = "in the artifact"
-_REMEDY = "What it is for is compiled anew."
+_REMEDY = "Recompiling it."
 _CHECKSUM_SIZE, _VERSION = 4, 1
 _NUMBER = struct.Struct(">Q")
 # The types and the artifacts of all of them, one per graph and kernel: some thousands in the largest mega-caches.
@@ -40,7 +40,7 @@ _MOST_ARTIFACTS = 1 << 18
 
 
 class _NotWholeError(Exception):
-    """The container ends before what it claims to hold, or holds more than any real one. The text says which."""
+    """Error: the container ends before what it claims to hold, or holds more than any real one. See its text."""
 
 
 class _Walk:
@@ -77,7 +77,7 @@ class _Walk:
 
 
 def accept(container: bytes) -> bool:
-    """Whether torch may parse the mega-cache; False, and reported, if it claims more artifacts than it can hold.
+    """Tell whether torch may parse the mega-cache; report one that claims more artifacts than it can hold.
 
     Torch would create every claimed one. It detects other faults, and versions unknown to us, by itself. Raises the
     reason's error in strict mode.
@@ -87,16 +87,16 @@ def accept(container: bytes) -> bool:
         if len(container) > _CHECKSUM_SIZE and walk.number() == _VERSION:
             walk.each_type()
     except _NotWholeError as error:
-        refusal = Refusal(Reason.DAMAGED, str(error), "Find out where it came from.")
+        refusal = Refusal(Reason.DAMAGED, str(error), "Help: find out where it came from")
         report.refuse(refusal, Kind.OTHER, "for mega-caches")
         return False
     return True
 
 
 def admitted(found: dict[str, list[Any]], written_under: Callable[[Any], str]) -> dict[str, list[Any]]:
-    """The artifacts of each type that may be written; the others are reported, or raise their error in strict mode.
+    """Return the artifacts, by type, that may be written; report the others. Strict mode raises their error.
 
-    ``written_under``: the cache key under which torch writes one, where it makes another of the artifact's.
+    ``written_under``: returns the cache key under which torch writes an artifact, for which it is then sealed.
     """
     return {name: list(_admitted(name, each, written_under)) for name, each in found.items()}
 

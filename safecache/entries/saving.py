@@ -81,7 +81,7 @@ class _Attempt:
         self.pickled = False
 
     def failed(self, error: Exception) -> SaveAborted:
-        """What an exception from torch's code means."""
+        """Return the SaveAborted that stands for an exception from torch's code."""
         if self.pickled:
             # Local writes of entries report their own failures: this is another file, the remote cache, or the like.
             message, reason = "it could not be stored everywhere", Reason.UNWRITABLE
@@ -94,7 +94,7 @@ class _Attempt:
 
 
 def _file_error(error: BaseException) -> OSError | None:
-    """The error of the file system that torch may have wrapped in others; None if it is of something else."""
+    """Return the file system's error that torch may have wrapped in others; None if it is of something else."""
     root = error
     while root.__cause__ is not None:
         root = root.__cause__
@@ -129,10 +129,10 @@ def guard_save(
     parts: tuple[Ref, ...] | None = (),
     also: Mapping[str, str] = MappingProxyType({}),
 ) -> Iterator[None]:
-    """Run torch's save of ``root``; an exception is reported, and in strict mode raised as the reason's error.
+    """Guard torch's save of ``root`` in this block: report an exception, or in strict mode raise the reason's error.
 
-    Foreign BaseExceptions pass through. ``parts``: the entries that it refers to, as for KeyPart.statement().
-    ``also``: what the seal states besides that and the build's provenance.
+    Foreign BaseExceptions pass through. ``parts``: the entries that it refers to, as for KeyPart.statement(). ``also``:
+    what the seal states besides that and the build's provenance.
     """
     this = _Attempt(ref, root, lambda: {**plugs.key_part.statement(ref, parts), **also})
     failure: SaveAborted | None = None
@@ -154,42 +154,42 @@ def guard_save(
 
 
 def begin() -> None:
-    """This thread begins a compile: what failed before has nothing to do with what this one makes."""
+    """Forget this thread's earlier save failure, as it begins another compile."""
     compiles.current.save_failure = ""
 
 
 def blame(made: object) -> None:
-    """Note why there is nothing to save of what this thread's compile has ``made``, if that is known."""
+    """Record why there is nothing to save of what this thread's compile has ``made``, if that is known."""
     if compiles.current.save_failure:
         _state.now.blamed[made] = compiles.current.save_failure
 
 
 def save_failure_text(made: object) -> str:
-    """As blame() noted, in words, with the remedy; "" if it noted nothing."""
+    """Return in words what blame() recorded of ``made``, with the remedy, or "" if it recorded nothing."""
     why = _state.now.blamed.get(made)
     return f"(safecache: {why}. {_ARTIFACT_REMEDY})" if why else ""
 
 
 def why_unpicklable(obj: object, name: str) -> str:
-    """As save_failure_text(), of an object, called ``name``, that a save failed to pickle; "" if it pickles."""
+    """Return in words why ``obj``, called ``name``, cannot be pickled, with the remedy, or "" if it can be."""
     culprit = find_culprit(obj, name)
     return f"(safecache: {culprit}. {_ARTIFACT_REMEDY})" if culprit is not None else ""
 
 
 def in_attempt() -> bool:
-    """Whether this thread is inside an attempt."""
+    """Tell whether this thread is inside a save: see guard_save()."""
     return compiles.current.save is not None
 
 
 def refers_to_unsaved(cache_keys: list[str]) -> bool:
-    """Whether an entry that refers to these cache keys could never be used, since one of them was not saved."""
+    """Tell whether a save of one of these keys failed, so that an entry which refers to it always misses."""
     return not _state.now.unsaved.isdisjoint(cache_keys)
 
 
 def abort_save(reason: Reason, error: BaseException | None = None) -> NoReturn:
-    """End this thread's attempt for ``reason``, with ``error`` as its cause; None: an entry it refers to was not saved.
+    """End this thread's save for ``reason``, by raising SaveAborted.
 
-    Raises SaveAborted.
+    ``error``: the cause; None: an entry that this one refers to was not saved.
     """
     text = _error_text(error) if error is not None else "a graph that it refers to was not"
     raise SaveAborted(reason, text, cause=text, remedy=_PICKLE_REMEDY, error=error)
@@ -200,9 +200,9 @@ def _error_text(error: BaseException) -> str:
 
 
 def dump(obj: object, pickled: Callable[[], bytes]) -> bytes:
-    """What ``pickled`` returns, sealed if ``obj`` is what this thread's attempt saves.
+    """Return what ``pickled`` returns, sealed if ``obj`` is what this thread's guard_save() saves.
 
-    Raises what ``pickled`` does, and in the latter case SaveAborted, which ends the attempt.
+    Raises what ``pickled`` raises; for what is being saved, SaveAborted in its place.
     """
     this: _Attempt | None = compiles.current.save
     # By type, since FxGraphCache pickles a copy of the graph it was given.
@@ -217,9 +217,9 @@ def dump(obj: object, pickled: Callable[[], bytes]) -> bytes:
 
 
 def seal_payload(payload: bytes, kind: Kind, cache_key: str = "", made: Any = None) -> bytes:
-    """``payload`` with a seal; unchanged if it has one, or if there is no signing key, which is reported.
+    """Return ``payload`` with a seal; unchanged if it has one or, as reported, there is no signing key.
 
-    ``made``: as as for KeyPart.statement(). Raises KeyringError for the latter in strict mode.
+    ``made``: as for KeyPart.statement(). Raises KeyringError without a key in strict mode.
     """
     if seal.split(payload) is not None or not can_seal(kind):
         return payload
@@ -228,13 +228,13 @@ def seal_payload(payload: bytes, kind: Kind, cache_key: str = "", made: Any = No
 
 
 def can_seal(kind: Kind) -> bool:
-    """Whether there is a signing key; if not, that is reported. Raises KeyringError in strict mode."""
+    """Tell whether there is a signing key, and report it if not. Raises KeyringError in strict mode."""
     keys = keyring.current()
     if keys.signing is not None:
         return True
     if keyring.has_stopped():
         return False  # what it saves is as stock torch's
-    problem = keys.problem or "no key could be had"
+    problem = keys.problem or "no key is available"
     why = f"no signing key: {problem}"
     events.report(Reason.NO_KEY, f"not saving {kind.noun}", why=why, cause=problem, remedy=_KEY_REMEDY)
     return False
@@ -254,9 +254,9 @@ def _pickle(obj: object, pickled: Callable[[], bytes]) -> bytes:
 
 
 def report_unpicklable(obj: object, what: str, error: Exception) -> None:
-    """Report that ``what`` was left out of an entry since ``obj`` cannot be pickled; strict mode raises.
+    """Report that ``what`` was left out of an entry, since ``obj`` cannot be pickled.
 
-    The error is UnpicklableEntryError.
+    ``error``: what pickling raised. Strict mode raises UnpicklableEntryError.
     """
     _unpicklable(obj, error).report(what)
 
@@ -282,10 +282,10 @@ def _seal(payload: bytes, ref: Ref, stated: Mapping[str, str]) -> bytes:
 
 
 def write(ref: Ref, content: bytes) -> None:
-    """Publish an entry. A failed write is reported; strict mode raises.
+    """Publish an entry in its cache and the tiers. A failed write is reported; strict mode raises.
 
-    The error is SaveAborted in an attempt, else the reason's. An unsealed entry is not written, but with
-    SAFECACHE=observe: every process would refuse it, and add another.
+    The error is SaveAborted in an attempt, else the reason's. An unsealed entry is only written with SAFECACHE=observe:
+    every process would refuse it, and add another.
     """
     if seal.split(content) is None and not keyring.has_stopped():
         problem = keyring.current().problem or "it was not sealed"
@@ -331,7 +331,7 @@ _LONGEST_LABEL = 40
 
 
 class Culprit(NamedTuple):
-    """The object to blame. ``path``: an expression that reaches it, with "…" where it is very long."""
+    """Object to blame. ``path``: an expression that reaches it, with "…" where it is very long."""
 
     path: str
     type_name: str
@@ -364,7 +364,7 @@ class _TracingPickler(pickle._Pickler):
 
 
 def find_culprit(root: Any, name: str) -> Culprit | None:
-    """The object that makes ``pickle.dumps(root)`` raise; None if it does not. ``name``: the root's name in the path.
+    """Return the object that makes ``pickle.dumps(root)`` raise, or None. ``name``: the root's name in the path.
 
     Pickles again, slowly: for use after a failure only. BaseExceptions that are not Exceptions pass through.
     """
@@ -396,7 +396,7 @@ def _describe_path(trail: list[Any], name: str) -> str:
 
 
 def _edge(parent: Any, child: Any) -> str | None:
-    """How ``child`` is reached from ``parent``; None if it is not."""
+    """Return how ``child`` is reached from ``parent``; None if it is not."""
     for label, value in _children(parent):
         if value is child:
             return label
@@ -447,7 +447,7 @@ def _short(value: Any) -> str:
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether its repr runs no foreign code and cannot fail, as that of an int of 5000 digits does."""
+    """Tell whether its repr runs no foreign code and cannot fail, as that of an int of 5000 digits does."""
     if type(value) is tuple:
         return all(_is_plain(item) for item in value)
     return type(value) in (str, bytes, bool, float, type(None)) or (type(value) is int and value.bit_length() < 64)

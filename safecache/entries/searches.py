@@ -42,9 +42,9 @@ _postponed: Part[list[Callable[[], None]]] = Part(list, inherit)
 
 
 class Search:
-    """One lookup under way. ``name`` is only called if it does not hit.
+    """State of a lookup. ``name``: returns the name of its graph or kernel; only called if it does not hit.
 
-    ``ref``: without a key until torch has computed it. ``must_ask``: it only counts as a lookup if it asks for a key.
+    ``ref``: without a key until torch has computed it. ``must_ask``: count the lookup only if it asks for a key.
     """
 
     def __init__(self, ref: Ref, name: Callable[[], str], *, must_ask: bool = False) -> None:
@@ -83,19 +83,19 @@ class Search:
         self.taken, self._was_passed_over = None, True
 
     def waited(self, seconds: float) -> None:
-        """Not to be counted as time of this lookup, nor of those that it is part of."""
+        """Exclude these ``seconds`` from the time of this lookup and of those that it is part of."""
         self._began += seconds
         if self._outer is not None:
             self._outer.waited(seconds)
 
     def took(self) -> float:
-        """The seconds that a compile of this took when it was last saved here; 0 where that is not known."""
+        """Return the seconds that a compile of this key took when it was last saved here; 0 if not known."""
         with report.contain_errors("the record of a cache key", "How long its compile took is not known."):
             return ports.plugs.compile_seconds(self.ref, self._name())
         return 0.0
 
     def hit(self) -> None:
-        """It has found what it was for. Raises MissError for a miss inside of it that torch has swallowed."""
+        """End as a hit. Raises MissError for a miss inside this lookup that torch has swallowed."""
         _refused.now.pop((self.ref.kind, self.ref.key), None)
         # That of a graph within an AOTAutograd entry is part of the entry's.
         if self._outer is not None:
@@ -159,7 +159,7 @@ class Search:
         return self._tell_outer(lookup)
 
     def _tell_outer(self, lookup: Lookup) -> MissError | None:
-        """The error to raise, if any; the outer lookup raises it at its end too."""
+        """Return the error to raise, if any; the outer lookup raises it at its end too."""
         error = self._error or _must_hit_error(lookup)
         if self._outer is not None:
             if lookup.outcome is Outcome.MISS and lookup.reason is not None:
@@ -180,10 +180,10 @@ def _raise(error: MissError | None) -> None:
 
 
 def _must_hit_error(lookup: Lookup) -> MissError | None:
-    """The error that SAFECACHE_STRICT=misses=1 makes of a lookup after which something would be compiled.
+    """Return the error that SAFECACHE_STRICT=misses=1 makes of a lookup after which torch would compile.
 
-    What torch never caches is not one, since no warming changes that. Nor is an AOTAutograd cache that is off: the
-    FX graph cache is asked then. A file that was compiled ahead of time has an error of its own.
+    What torch never caches is not one, since no warming changes that. Nor is an AOTAutograd cache that is off: the FX
+    graph cache is asked then. A file that was compiled ahead of time has an error of its own.
     """
     if lookup.outcome is Outcome.HIT or lookup.ref.kind is Kind.AOT_MODEL or not config.current().must_hit:
         return None
@@ -210,13 +210,13 @@ _TIMES = ("_time_taken_ns", "forward_time_taken_ns", "backward_time_taken_ns")
 
 
 def compile_seconds(entry: object) -> float:
-    """How long the compile of an entry took, as the entry says."""
+    """Return how many seconds the compile of an entry took, as the entry states."""
     return sum(value for value in (getattr(entry, name, 0) for name in _TIMES) if isinstance(value, int)) / 10**9
 
 
 @contextmanager
 def track_lookup(ref: Ref, name: Callable[[], str], *, must_ask: bool = False) -> Iterator[Search]:
-    """A lookup for the time of this block, in which it is to be ended; an exception ends it too. See Search.
+    """Track a lookup for the time of this block, which is to end it: see Search. An exception ends it too.
 
     What is no Exception is no failure: vLLM ends so the lookup of a graph that it has compiled already.
     """
@@ -232,7 +232,7 @@ def track_lookup(ref: Ref, name: Callable[[], str], *, must_ask: bool = False) -
 
 
 def bypass(kind: Kind, name: Callable[[], str], reason: Reason, detail: str) -> None:
-    """Record what was not looked for. Raises MissError with SAFECACHE_STRICT=misses=1, unless torch never caches it."""
+    """Record a graph that was not looked up. Raises MissError with SAFECACHE_STRICT=misses=1, unless never cached."""
     with track_lookup(Ref(kind), name) as search:
         search.bypassed(reason, detail)
 
@@ -243,19 +243,19 @@ def _innermost(kind: Kind) -> Search | None:
 
 
 def is_under_way(kind: Kind) -> bool:
-    """Whether this thread's lookup is one of this kind."""
+    """Tell whether this thread's innermost lookup is of this kind."""
     return _innermost(kind) is not None
 
 
 def set_lookup_key(ref: Ref) -> None:
-    """What this thread's lookup is for, if it is one of this kind."""
+    """Set what this thread's lookup is for, if the lookup is of this kind."""
     search = _innermost(ref.kind)
     if search is not None:
         search.ref = ref
 
 
 def refuse(kind: Kind, reason: Reason, detail: str) -> None:
-    """Tell this thread's lookup, if it is one of this kind, of something that cannot be used."""
+    """Record what this thread's lookup cannot use, and why, if the lookup is of this kind."""
     search = _innermost(kind)
     if search is not None:
         search.refuse(reason, detail)
@@ -265,20 +265,20 @@ ports.observe(Refused, lambda refused: refuse(*refused))
 
 
 def record_bypass_reason(kind: Kind, detail: str) -> None:
-    """Tell this thread's lookup, if it is one of this kind, that torch does not want to look."""
+    """Record why torch does not want to look, for this thread's lookup, if that is of this kind."""
     search = _innermost(kind)
     if search is not None:
         search.declined = detail
 
 
 def last_compile_seconds(kind: Kind) -> float:
-    """What this thread's lookup says that a compile took before, if it is one of this kind; else 0."""
+    """Return the seconds that the last compile took of what this thread looks up; 0 if unknown or other kind."""
     search = _innermost(kind)
     return search.took() if search is not None else 0.0
 
 
 def add_wait(kind: Kind, seconds: float) -> None:
-    """Tell this thread's lookup, if it is one of this kind, that it has waited for another process."""
+    """Exclude a wait for another process from this thread's lookup, if that is of this kind."""
     search = _innermost(kind)
     if search is not None:
         search.waited(seconds)
@@ -297,7 +297,7 @@ def offer(ref: Ref, entry: object, content: bytes, origin: str, *, is_file: bool
 
 
 def active_candidates() -> list[Search]:
-    """This thread's lookups that have been given a candidate from a file, the innermost first."""
+    """Return this thread's lookups that were given a candidate from a file, the innermost first."""
     found, search = [], compiles.current.search
     while search is not None:
         if search.is_taken and search.path:
@@ -307,24 +307,24 @@ def active_candidates() -> list[Search]:
 
 
 def pass_over(kind: Kind) -> None:
-    """Tell this thread's lookup that it has asked for another candidate than the one it was given."""
+    """Record that this thread's lookup asks for another candidate than the one it was given."""
     search = _innermost(kind)
     if search is not None:
         search.pass_over()
 
 
 def postpone_workers(begin: Callable[[], None]) -> None:
-    """Call ``begin``, which starts the workers, once they are needed."""
+    """Defer the start of torch's compile workers: start_workers() calls ``begin``."""
     _postponed.now[:] = [begin]
 
 
 def are_workers_postponed() -> bool:
-    """Tell whether torch's compile workers are to be started later."""
+    """Tell whether the start of torch's compile workers is deferred."""
     return bool(_postponed.now)
 
 
 def start_workers() -> None:
-    """Start torch's compile workers now, if that was postponed."""
+    """Start torch's compile workers, if their start was deferred."""
     postponed = _postponed.now
     while postponed:
         postponed.pop()()

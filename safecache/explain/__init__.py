@@ -1,4 +1,4 @@
-"""Why a lookup missed: what keys were made of, and what differs between two of them.
+"""Explain why a lookup missed: record the parts of keys, and compare two keys.
 
 A feature: it may import the core, and no other feature. Here the parts of torch's cache keys, and Triton's, are
 collected where a lookup missed.
@@ -121,7 +121,7 @@ def get_hash(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any)
 
 
 def note_compile(compiling: Compiling) -> None:
-    """Observer: note the parts of the key that was missed."""
+    """Record the components of the key that missed, before its compile. Observer of Compiling."""
     ref, call = compiling.ref, compiles.current.key_call
     with trying(ref.kind):
         if ref.kind is Kind.KERNEL:
@@ -158,12 +158,12 @@ CONFIGS = {
 
 
 def why_missed(ref: Ref, name: str) -> Reason:
-    """Why its key is not there, of a graph or kernel of this name."""
+    """Return the Reason why the key of ``ref`` is absent; ``name``: of its graph or kernel."""
     return key_records.why_absent(ref, name)
 
 
 def compile_seconds(ref: Ref, name: str) -> float:
-    """How long the compile took when it was last saved there; 0 where nobody knows."""
+    """Return the seconds that the compile of this key took before its last save; 0 if unknown. Unverified."""
     record = key_records.recall(ref, name)
     return record.took if record is not None else 0.0
 
@@ -199,12 +199,12 @@ def trying(kind: Kind) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        text = f"{type(error).__name__}: {error}"
         events.report(
             Reason.NOT_EXPLAINED,
-            f"the key of a miss ({kind.word}) was not recorded: {text}.",
+            f"did not record the key of a miss ({kind.word})",
+            why=f"{type(error).__name__}: {error}",
             cause=f"{kind.word} {type(error).__name__}",
-            remedy="safecache explain cannot tell about it; the compile goes on.",
+            remedy="safecache explain cannot explain this miss; the compile goes on.",
             error=error,
         )
 
@@ -272,7 +272,7 @@ ENVIRONMENT, CHOSEN, PLACE = "env ", "chosen ", "place of "
 
 
 def chosen(title: str, settings: Any, unset: object) -> Component:
-    """Which of torch's ``settings``, a config module, the program has set. ``unset``: torch's word for none."""
+    """Return which of torch's ``settings``, a config module, the program has set. ``unset``: torch's word for none."""
     names = []
     for name, entry in settings._config.items():
         own = entry.user_override
@@ -285,7 +285,7 @@ def chosen(title: str, settings: Any, unset: object) -> Component:
 
 
 def places(torch: str) -> Iterator[Component]:
-    """Where ``torch``, a directory, and Python's headers lie. What is below a home directory is not shown."""
+    """Yield the paths of ``torch``, a directory, and of Python's headers. A path below the home directory is masked."""
     home = os.path.join(os.path.expanduser("~"), "")
     for what, path in (("torch", torch), ("Python's headers", sysconfig.get_paths()["include"])):
         text = "(not shown)" if path.startswith(home) else key_records.capped(path)

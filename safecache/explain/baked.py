@@ -1,4 +1,4 @@
-"""What the keys of a cache were made of that does not depend on a graph: there and here, and which paths are in it."""
+"""Parts of cache keys that depend on no graph: those of a cache, those of this environment, and paths among them."""
 
 from __future__ import annotations
 
@@ -51,16 +51,16 @@ _HIDDEN = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 
 
 def is_of_place(name: str) -> bool:
-    """Whether a part of this name is a variable that no key depends on."""
+    """Tell whether the component ``name`` is a variable that no key depends on, such as for a path or for logs."""
     return name.startswith(ENVIRONMENT) and _OF_PLACES.search(name) is not None
 
 
 def of_keys(roots: Iterable[str]) -> dict[str, Any]:
-    """What the records in these caches have, in JSON's types; the same records give the same.
+    """Summarise the key records of the caches in ``roots`` in JSON's types; equal records give equal results.
 
     ``parts``: of entries, settings that the program had not chosen itself, versions and places; ``environment``:
-    variables; ``kernels``: of Triton's keys, with ``compilers`` by target; ``recorded``: how many records;
-    ``unsure``: how many of these do not say what the program had chosen.
+    variables; ``kernels``: of Triton's keys, with ``compilers`` by target; ``recorded``: number of records; ``unsure``:
+    number of entries' records that do not say what the program had chosen.
     """
     caches = dict.fromkeys(cache for root in roots for cache in layout.triton_caches(root))
     records = [
@@ -88,7 +88,7 @@ def of_keys(roots: Iterable[str]) -> dict[str, Any]:
 
 
 def _unchosen(record: KeyRecord) -> Iterator[Component]:
-    """What the environment decides. Of a record that does not say what the program has chosen: without settings."""
+    """Yield what the environment decides; without settings if ``record`` does not say which the program chose."""
     lists = {each.name.removeprefix(CHOSEN): each.text for each in record.components if each.name.startswith(CHOSEN)}
     chosen = {f"{title}{name}" for title, names in lists.items() for name in names.split()}
     for each in record.components:
@@ -113,7 +113,7 @@ def _values(found: Iterable[Iterable[Component]]) -> _Values:
 
 
 def _complete(values: _Values, names: Iterable[set[str]]) -> _Values:
-    """With a variable that was not set for some of them: an empty digest."""
+    """Add an empty digest to each variable that was unset in some of the records."""
     for present in names:
         for name in values.keys() - present:
             values[name] = {_UNSET.digest: _UNSET.text, **values[name]}
@@ -132,7 +132,7 @@ def _compilers(kernels: Iterable[KeyRecord]) -> dict[str, list[str]]:
 
 
 class Here(NamedTuple):
-    """``parts``: by name, with their digests and texts; ``kernels``: the same of Triton's keys.
+    """Key components of this environment. ``parts``: (digest, text) by name; ``kernels``: the same of Triton's keys.
 
     ``compilers``: the digest of Triton's backend for each target that was asked for, "" for one that it lacks.
     """
@@ -143,7 +143,10 @@ class Here(NamedTuple):
 
 
 def compute_environment(targets: Iterable[str]) -> Here:
-    """Compute it here. ``targets``: of kernels, such as "cuda 90". Raises SafecacheError if torch does not load."""
+    """Compute the key components of this environment in a child process that sees no GPU, in at most 300 s.
+
+    ``targets``: of kernels, such as "cuda 90". Raises SafecacheError, such as if torch cannot be imported.
+    """
     command = [sys.executable, "-c", "from safecache.explain import baked; baked.main()", *targets]
     environment = {**config.child_environment(), **_WITHOUT}
     try:
@@ -228,8 +231,8 @@ class PathInKeys(NamedTuple):
     until: str = ""
 
 
-_ENTRIES = "every AOTAutograd and FX graph entry is compiled anew"
-_KERNELS = "every Triton kernel is compiled anew"
+_ENTRIES = "every AOTAutograd and FX graph entry is recompiled"
+_KERNELS = "every Triton kernel is recompiled"
 _LEAVE_UNSET = "leave it unset, or give it the same value"
 
 PATHS: tuple[PathInKeys, ...] = (
@@ -255,7 +258,7 @@ PATHS: tuple[PathInKeys, ...] = (
     PathInKeys(
         r"functorch config memory_budget_pareto_dir",
         "PARTITIONER_MEMORY_BUDGET_PARETO_DIR",
-        "every AOTAutograd entry is compiled anew",
+        "every AOTAutograd entry is recompiled",
         _LEAVE_UNSET,
     ),
     PathInKeys(
@@ -267,25 +270,25 @@ PATHS: tuple[PathInKeys, ...] = (
     PathInKeys(
         r"option extern_libs",
         "Triton's own libraries for AMD GPUs",
-        "every Triton kernel for an AMD GPU is compiled anew",
+        "every Triton kernel for an AMD GPU is recompiled",
         "install Triton at the same path",
         until="Triton 3.9",
     ),
     PathInKeys(
         "",
         "torch and Python, in the command line of the C++ compiler",
-        "each C++ library (kernels for the CPU, C++ wrappers) is built anew; its entry is found",
+        "each C++ library (kernels for the CPU, C++ wrappers) is rebuilt; its entry is found",
         "install torch and Python at the same paths, such as /opt/venv",
     ),
     PathInKeys(
         "",
         "TORCH_EXTENSIONS_DIR, or else the home, in Ninja's command lines",
-        "each extension of torch.utils.cpp_extension is built anew",
+        "each extension of torch.utils.cpp_extension is rebuilt",
         "set TORCH_EXTENSIONS_DIR to the same path",
     ),
 )
 
 
 def find_path(component: str) -> PathInKeys | None:
-    """Return what is known of the path in this component of a key, by its name; None if there is none in it."""
+    """Return what is known of the path in the key's component of this name; None if there is no path in it."""
     return next((known for known in PATHS if known.component and re.fullmatch(known.component, component)), None)

@@ -77,7 +77,7 @@ _FAR = 1000
 
 
 class Difference(NamedTuple):
-    """What differs, and both values as text."""
+    """Difference between two keys: ``what`` differs, and both values as text."""
 
     what: str
     before: str
@@ -164,7 +164,7 @@ def _follows_in_triton(name: str, pair: _Pair, changed: Mapping[str, _Pair]) -> 
 
 
 def _is_of_key(name: str, kind: Kind) -> bool:
-    """Of the environment, Triton has some variables in its keys, and torch none; nor what is recorded beside a key."""
+    """Tell whether ``name`` is part of the key: Triton's has some variables, torch's no variables and no notes."""
     return kind is Kind.KERNEL or not name.startswith((ENVIRONMENT, CHOSEN, PLACE))
 
 
@@ -209,10 +209,10 @@ def _rank(what: str) -> int:
 
 
 class Explanation(NamedTuple):
-    """Why one lookup missed.
+    """Explanation of one missed lookup.
 
     ``refused``: why entries of this key were refused. ``nearest``: the key that it was compared with, if any.
-    ``remains``: whether there is still something at the path of the key that missed.
+    ``remains``: whether there is still a file at the path of the key that missed.
     """
 
     record: KeyRecord
@@ -248,9 +248,9 @@ class Explanation(NamedTuple):
 
 
 def explain(record: KeyRecord, root: str, *, saved: bool) -> Explanation:
-    """Why the cache ``root`` had nothing under the record's key.
+    """Explain why the cache ``root`` had nothing under the key of ``record``.
 
-    ``saved``: whether a save followed the miss, and this is its record; otherwise the lookup has only just missed.
+    ``saved``: True if ``record`` was written by the save after the miss; False if the lookup has only just missed.
     """
     own = record if saved else key_records.recall(Ref(record.kind, record.key, root), record.name)
     before = saved and record.first < record.made
@@ -298,12 +298,12 @@ class Factors(NamedTuple):
 
     @property
     def prefix(self) -> str:
-        """Which part of a model they belong to: vLLM compiles a draft model beside the model itself."""
+        """Name of the part of a model: vLLM compiles a draft model beside the model itself."""
         return os.path.basename(self.directory)
 
 
 def find_factors(root: str) -> list[Factors]:
-    """The factors in ``root`` and below it, the latest first, with one rank's for each key."""
+    """Return vLLM's key factors in ``root`` and below, the latest first, one rank's for each key."""
     found = sorted(
         filter(None, map(_read, _paths(root, _DEEPEST))), key=lambda factors: (factors.made, factors.directory)
     )
@@ -312,13 +312,16 @@ def find_factors(root: str) -> list[Factors]:
 
 
 def nearest(after: Factors, others: list[Factors]) -> Factors | None:
-    """The one of ``others`` with the fewest differences, the latest among equals; None if none is of the same part."""
+    """Return which of ``others``, for the same part of a model, differs least from ``after``; the latest of equals.
+
+    None if there is none for that part.
+    """
     candidates = [other for other in others if other.prefix == after.prefix]
     return min(candidates, key=lambda other: (len(_changed_factors(other, after)), -other.made), default=None)
 
 
 def compare_factors(before: Factors, after: Factors) -> list[Difference]:
-    """The factors that differ, with both values, the least nested names first."""
+    """Return the factors that differ, with both values, the least nested names first."""
     names = sorted(_changed_factors(before, after), key=lambda name: (name.count("."), name))
     titles = (f"env {name.removeprefix('env.')}" if name.startswith("env.") else name for name in names)
     return [

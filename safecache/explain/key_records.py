@@ -1,9 +1,9 @@
-"""What cache keys were made of: a record for each key that was saved, to explain later why another missed.
+"""Records of what cache keys were made of, one for each saved key, to explain later why another missed.
 
-They are written after a compile, never on the way to a hit. They are not sealed, since no entry is used or refused by
-them: how long a compile took bounds how long another process waits for the next one, within
-SAFECACHE_WAIT. What cannot be read as a record is passed over. What is written down of a key are digests,
-and text that is short and gives no secret away.
+A record is written after a compile, never on the way to a hit. Records are not sealed, since no entry is used or
+refused by them. The compile time in a record bounds how long another process waits for the next compile, within
+SAFECACHE_WAIT. A file that is no valid record is skipped. A record holds digests, and text that is short and gives no
+secret away.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def digest(content: str | bytes) -> str:
 
 
 def capped(text: str) -> str:
-    """``text``, shortened to what a person reads."""
+    """Shorten ``text`` to what a person reads: 300 characters."""
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
 
 
@@ -109,10 +109,10 @@ def plain(name: str, text: str) -> Component:
 
 
 class KeyRecord(NamedTuple):
-    """``name``: what stays the same when the key differs. ``first``, ``made``: when it was first and last saved.
+    """Record of one key. ``name``: what stays the same when the key differs, such as the function.
 
-    Both are seconds since the epoch. ``process``: an id shared by the records of one process and its forks.
-    ``took``: the seconds between the last miss and that save.
+    ``first``, ``made``: when it was first and last saved, in seconds since the epoch. ``process``: an id shared by the
+    records of one process and its forks. ``took``: the seconds between the last miss and that save.
     """
 
     kind: Kind
@@ -128,7 +128,7 @@ class KeyRecord(NamedTuple):
 def remember(record: KeyRecord, root: str) -> None:
     """Write the record of a key that has just been saved in the cache ``root``, after a miss at ``made``.
 
-    Below a local level it is written to the shared level too, as the entry was. A record that another process wrote
+    Below a local tier it is written to the shared tier too, as the entry was. A record that another process wrote
     since the miss stays: that entry was not evicted, it did not exist yet. Raises OSError, in strict mode
     CacheWriteError.
     """
@@ -151,7 +151,7 @@ def remember(record: KeyRecord, root: str) -> None:
 
 
 def recall(ref: Ref, name: str) -> KeyRecord | None:
-    """The record of this key, if it was ever saved in its cache or in a tier below it."""
+    """Return the record of the key of ``ref`` under ``name``, from its cache or a lower tier; None if there is none."""
     found = filter(None, (read(os.path.join(place, ref.key + _SUFFIX)) for place in _places(ref, name)))
     return next((each for each in found if (each.kind, each.name) == (ref.kind, name)), None)
 
@@ -172,9 +172,9 @@ def why_absent(ref: Ref, name: str) -> Reason:
 
 
 def every(root: str, kind: Kind | None = None) -> list[KeyRecord]:
-    """All records of the cache ``root``, or those of one kind, the latest first.
+    """Return the records of the cache ``root``, all or of one ``kind``, the latest first.
 
-    With those of the shared level below a local one, but not of the tiers that nothing is written to.
+    Reads the shared tier below a local one too, but no read-only tiers; and at most the latest 2000 files.
     """
     own = ours.metadata_path(root, ours.KEYS)
     shared = levels.counterpart(own)
@@ -187,7 +187,7 @@ def every(root: str, kind: Kind | None = None) -> list[KeyRecord]:
 
 
 def _latest_first(records: Iterable[KeyRecord]) -> list[KeyRecord]:
-    """One of each key: of several the first, which is of the nearest tier."""
+    """Keep the first record of each key, which is of the nearest tier, and sort them by time, the latest first."""
     found: dict[tuple[Kind, str], KeyRecord] = {}
     for record in records:
         found.setdefault((record.kind, record.key), record)
@@ -195,12 +195,12 @@ def _latest_first(records: Iterable[KeyRecord]) -> list[KeyRecord]:
 
 
 def key_of(path: str) -> str:
-    """The cache key whose record would lie at ``path``."""
+    """Return the cache key whose record is stored at ``path``."""
     return os.path.basename(path).removesuffix(_SUFFIX)
 
 
 def read(path: str) -> KeyRecord | None:
-    """The record at ``path``; None if it is unreadable, or not of the key in the file's name."""
+    """Return the record at ``path``; None if it is unreadable, or not of the key in the file's name."""
     try:
         content = opening.read_regular(path, opening.check_regular, flags=os.O_NOFOLLOW, limit=_LARGEST + 1)
         record = _decoded(json.loads(zlib.decompressobj(_GZIP).decompress(content, _LARGEST)))

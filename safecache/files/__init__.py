@@ -1,4 +1,4 @@
-"""The file system, without any policy of a cache: directories entered through no link, and files of whom and where.
+"""The file system without cache policy: open directories without following links, check owners and mounts.
 
 May import settings and reporting.
 """

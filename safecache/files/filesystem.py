@@ -1,6 +1,7 @@
-"""The file-system calls of the store, all in one place, and which of their errors are transient.
+"""File-system calls of the store, all in one place, and the errnos after which a call is retried.
 
-Tests replace a name here to make that call fail, stop short or be recorded; the store never calls os directly.
+Tests replace a name here to make that call fail, stop short or be recorded. So the store opens, reads and writes files
+through this module, not through ``os``.
 """
 
 from __future__ import annotations
@@ -97,9 +98,9 @@ _NOT_THERE = frozenset({errno.ENOSYS, errno.EPERM, errno.EINVAL})
 
 
 def retry(action: Callable[[], T], errors: frozenset[int], waits: Iterable[float] = _WAITS) -> T:
-    """What ``action`` returns, retried after each of ``waits`` (seconds) if it raises OSError with one of these errnos.
+    """Call ``action`` and return its result; retry after an OSError whose errno is one of ``errors``.
 
-    Raises what the last try raised; once a second has passed, there is no retry.
+    ``waits``: seconds to sleep before each retry. Raises the last error; once a second has passed, there is no retry.
     """
     end = monotonic() + _PATIENCE
     for wait in waits:
@@ -113,7 +114,10 @@ def retry(action: Callable[[], T], errors: frozenset[int], waits: Iterable[float
 
 
 def try_lock(descriptor: int, how: int = fcntl.LOCK_EX) -> bool:
-    """Lock what is open there, flock(2), and return at once; False if another process has. Raises OSError."""
+    """Lock an open file (flock(2)) and return at once; False if another process has the lock. Raises OSError.
+
+    ``how``: LOCK_EX, or LOCK_SH for a lock that several processes may hold.
+    """
     try:
         flock(descriptor, how | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -125,10 +129,10 @@ _ENTER = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def descend(directory: int, path: str, flags: int = _ENTER) -> int:
-    """A descriptor of what is at ``path`` below the open ``directory``, or below the root if it is absolute.
+    """Open ``path`` below the open ``directory``, or below the root if it is absolute; return the descriptor.
 
-    By default, of a directory and only for looking up names. One system call where the kernel has openat2(2), else two
-    for each name. Raises OSError; NotADirectoryError for a link anywhere on the way.
+    By default it must be a directory, and the descriptor only serves to look up names. Takes one system call where the
+    kernel has openat2(2), else two for each name. Raises OSError; NotADirectoryError for a link anywhere on the way.
     """
     try:
         if _has_openat2():
@@ -187,7 +191,7 @@ def _has_openat2() -> bool:
 
 
 def identity(status: stat_result) -> list[int]:
-    """What no writer can leave as it was: the kernel sets the ctime, and always to the current time."""
+    """Return device, inode, size and ctime of a file. No write keeps all four, since only the kernel sets the ctime."""
     return [status.st_dev, status.st_ino, status.st_size, status.st_ctime_ns]
 
 
@@ -196,7 +200,7 @@ _SPARE = 16
 
 
 def is_scarce(descriptor: int) -> bool:
-    """Whether a compile may need all descriptors that this process has left."""
+    """Tell whether fewer than 16 descriptors are left; torch needs about 10 at once. ``descriptor``: any open one."""
     spare = []
     try:
         for _ in range(_SPARE):
@@ -210,7 +214,7 @@ def is_scarce(descriptor: int) -> bool:
 
 
 def write_all(descriptor: int, content: bytes) -> None:
-    """Write all of ``content``, in as many calls as that takes. Raises OSError."""
+    """Write all of ``content``, in as many calls as necessary. Raises OSError, also if a call writes nothing."""
     left = memoryview(content)
     while left:
         written = write(descriptor, left)

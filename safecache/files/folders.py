@@ -1,7 +1,7 @@
 """Directories below a cache's root, each opened from its parent without following links, and operations in them.
 
-Whoever can write to a cache can replace any name in it by a link, or another directory, at any time. A path through
-that name then leads wherever they want; what is reached from an open directory does not.
+A user who can write to a cache can replace any name in it by a link, or another directory, at any time. A path through
+that name then leads wherever that user wants. Names looked up from an open directory cannot be redirected.
 """
 
 from __future__ import annotations
@@ -45,31 +45,32 @@ _NOT_LISTED = {errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.ELO
 
 
 class Item(NamedTuple):
-    """What is at ``path``, and its status (for a link, its own)."""
+    """Path of a file or directory, and its status (for a link, the link's own)."""
 
     path: str
     status: os.stat_result
 
     @property
     def name(self) -> str:
-        """Its name in its directory."""
+        """Name of the item in its directory."""
         return os.path.basename(self.path)
 
     @property
     def is_directory(self) -> bool:
-        """Whether it is a directory, and not a link to one."""
+        """Tell whether the item is a directory, and not a link to one."""
         return stat.S_ISDIR(self.status.st_mode)
 
     @property
     def is_file(self) -> bool:
-        """Whether it is a regular file, and not a link to one."""
+        """Tell whether the item is a regular file, and not a link to one."""
         return stat.S_ISREG(self.status.st_mode)
 
 
 class Folder:
-    """An open directory. Its methods take names in it, never follow a link, and raise OSError.
+    """An open directory. Its methods take names in the directory, never follow a link, and raise OSError.
 
-    ``place``: the path by which it was reached, for complete paths in error messages.
+    ``descriptor``: of the directory; open_subdirectory() and enter() close it. ``place``: the path by which the
+    directory was reached, for complete paths in error messages.
     """
 
     def __init__(self, descriptor: int, place: str = "") -> None:
@@ -77,17 +78,17 @@ class Folder:
         self.place = place
 
     def _telling(self, name: str) -> _Telling:
-        """In this block, add the directory's path to an OSError about ``name``."""
+        """Return a context manager that adds the directory's path to an OSError about ``name``."""
         return _Telling(self.place, name)
 
     @cached_property
     def is_over_a_network(self) -> bool:
-        """See mounts.is_over_a_network()."""
+        """Tell whether the directory is on a network file system: see mounts.is_over_a_network()."""
         return mounts.is_over_a_network(self.path)
 
     @contextmanager
     def enter(self, path: str, *, make: bool = False) -> Iterator[Folder]:
-        """Open the directory at ``path`` below this one, for this block; with ``make``, created if it is missing."""
+        """Open the directory at ``path`` below this one, for this block. ``make``: create missing directories."""
         with _Closing(self._descend(path, make=make), os.path.join(self.place, path)) as folder:
             yield folder
 
@@ -110,28 +111,28 @@ class Folder:
             return filesystem.descend(parent.descriptor, name)
 
     def names(self) -> list[str]:
-        """The names of all entries, in no particular order."""
+        """Return the names of all entries, in no particular order."""
         with self._telling("."), _Closing(filesystem.open(".", _LIST, dir_fd=self.descriptor), self.place) as folder:
             return filesystem.listdir(folder.descriptor)
 
     def status(self, name: str) -> os.stat_result:
-        """The status of ``name`` (for a link, its own)."""
+        """Return the status of ``name`` (for a link, the link's own)."""
         with self._telling(name):
             return filesystem.lstat(name, dir_fd=self.descriptor)
 
     def open(self, name: str, flags: int, mode: int = 0o666) -> int:
-        """A descriptor of ``name``; does not wait for the other end of a FIFO."""
+        """Open ``name`` and return the descriptor, without waiting for the other end of a FIFO."""
         flags |= os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
         with self._telling(name):
             return filesystem.open(name, flags, mode, dir_fd=self.descriptor)
 
     @property
     def path(self) -> str:
-        """A path to this very directory, valid in this process even if the directory is moved."""
+        """Path of this very directory, valid in this process even if the directory is moved."""
         return f"/proc/self/fd/{self.descriptor}"
 
     def sync(self) -> None:
-        """Sync the names in it to disk, if the file system and the directory's permissions allow that."""
+        """Sync the directory's names to disk, if its file system and permissions allow that."""
         try:
             descriptor = filesystem.open(".", _LIST, dir_fd=self.descriptor)
         except PermissionError:
@@ -146,7 +147,7 @@ class Folder:
             filesystem.close(descriptor)
 
     def write(self, name: str, content: bytes) -> None:
-        """Create a file. Raises FileExistsError if ``name`` exists; a partly written file is removed."""
+        """Create the file ``name``. Raises FileExistsError if ``name`` exists; a partly written file is removed."""
         descriptor = self.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
         try:
             filesystem.write_all(descriptor, content)
@@ -162,7 +163,7 @@ class Folder:
             filesystem.unlink(name, dir_fd=self.descriptor)
 
     def touch(self, name: str, moment: float | None = None) -> None:
-        """Set its times (a link's own) to ``moment``, in seconds since the epoch; None means now."""
+        """Set the times of ``name`` (a link's own) to ``moment``, in seconds since the epoch; None means now."""
         times = None if moment is None else (moment, moment)
         with self._telling(name):
             filesystem.utime(name, times, dir_fd=self.descriptor, follow_symlinks=False)
@@ -183,7 +184,7 @@ class Folder:
             filesystem.rmdir(name, dir_fd=self.descriptor)
 
     def remove(self, name: str) -> None:
-        """Remove ``name`` with all its contents, at any depth but on this device only; else as much as possible.
+        """Remove ``name`` and its contents, at any depth but on this device only. Raises OSError if something is left.
 
         Takes three descriptors and no recursion: nested directories are first moved up. Terminates even if others keep
         adding directories.
@@ -205,7 +206,7 @@ class Folder:
         self.rmdir(name)
 
     def _without_files(self, top: Folder, device: int) -> list[str]:
-        """Remove the files in here and move the directories up to ``top``; return their names there."""
+        """Remove this directory's files and move its directories up to ``top``; return their names there."""
         if filesystem.fstat(self.descriptor).st_dev != device:
             raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
         directories = []
@@ -226,7 +227,7 @@ class Folder:
 
 
 class _Telling:
-    """See Folder._telling()."""
+    """Context manager of Folder._telling()."""
 
     def __init__(self, place: str, name: str) -> None:
         self._place, self._name = place, name
@@ -240,7 +241,7 @@ class _Telling:
 
 
 class _Closing:
-    """The folder of a descriptor, which is closed after this block."""
+    """Context manager that yields the folder of a descriptor, and closes the descriptor."""
 
     def __init__(self, descriptor: int, place: str) -> None:
         self._folder = Folder(descriptor, place)
@@ -255,10 +256,11 @@ class _Closing:
 
 @contextmanager
 def open_subdirectory(root: str, folders: Iterable[str] = (), *, make: bool = False) -> Iterator[Folder]:
-    """The directory at ``folders`` below ``root``, for this block. Links to ``root`` are followed: its user chose them.
+    """Open the directory at ``folders`` below ``root`` for this block, and yield its Folder.
 
-    But if ``root`` is inside another known cache, as Triton's may be in Inductor's, links in that are not followed.
-    ``make``: create missing folders. Raises OSError.
+    Links to ``root`` are followed, since its user chose them; links below it are not. If ``root`` is inside another
+    known cache, as Triton's may be in Inductor's, links in that cache are not followed either. ``make``: create missing
+    folders. Raises OSError.
     """
     top, path = config.within_cache(root)
     path = os.path.join(path, *folders)
@@ -271,7 +273,10 @@ def open_subdirectory(root: str, folders: Iterable[str] = (), *, make: bool = Fa
 
 
 def at(root: str, directory: str, *, make: bool = False) -> AbstractContextManager[Folder]:
-    """As open_subdirectory(), for the directory at this path, which must be ``root`` or below it. Raises OSError."""
+    """Open ``directory``, a path that is ``root`` or below it, for this block. Raises OSError, also for any other path.
+
+    Like open_subdirectory(): follows no link below ``root``; ``make`` creates missing directories.
+    """
     if not directory:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), directory)
     prefix = os.path.join(root, "")
@@ -285,9 +290,9 @@ def at(root: str, directory: str, *, make: bool = False) -> AbstractContextManag
 
 @contextmanager
 def open_parent(root: str, path: str, *, make: bool = False) -> Iterator[tuple[Folder, str]]:
-    """The directory that contains ``path``, ``root`` or one below it, for this block; and the name of ``path`` there.
+    """Open the directory that contains ``path`` for this block; yield its Folder, and the name of ``path`` in it.
 
-    Raises OSError, also for a path that is not below the root.
+    Opened by at(): the directory must be ``root`` or below it, else OSError is raised.
     """
     directory, name = os.path.split(os.path.normpath(path))
     with at(root, directory, make=make) as folder:
@@ -295,9 +300,9 @@ def open_parent(root: str, path: str, *, make: bool = False) -> Iterator[tuple[F
 
 
 def open_within(path: str, flags: int) -> int:
-    """A descriptor of what is at ``path``, following no link there, nor inside the cache that it lies in.
+    """Open ``path`` and return the descriptor, following no link at its end, nor inside the cache that contains it.
 
-    Raises OSError.
+    ``flags``: of open(2). Known caches: config.within_cache(). Raises OSError.
     """
     top, within = config.within_cache(path)
     flags |= os.O_NOFOLLOW | os.O_CLOEXEC
@@ -314,7 +319,7 @@ def open_within(path: str, flags: int) -> int:
 
 
 def names_in(directory: str) -> list[str]:
-    """The names of all entries of ``directory``, reached as by open_within(). Raises OSError."""
+    """Return the names of all entries of ``directory``. Follows no link inside a known cache. Raises OSError."""
     if not config.within_cache(directory)[1]:
         return filesystem.listdir(directory)
     with _Closing(open_within(directory, _LIST), directory) as folder:
@@ -322,7 +327,7 @@ def names_in(directory: str) -> list[str]:
 
 
 def status(path: str) -> os.stat_result:
-    """The status of what is at ``path`` (for a link, its own), reached as by open_within(). Raises OSError."""
+    """Return the status of ``path`` (for a link, its own). Follows no link inside a known cache. Raises OSError."""
     top, within = config.within_cache(path)
     if not within:
         return filesystem.lstat(path)
@@ -331,7 +336,7 @@ def status(path: str) -> os.stat_result:
 
 
 def modified(path: str) -> float:
-    """The mtime of what is at ``path``, as by status(), in seconds since the epoch; 0.0 if that fails."""
+    """Return the mtime of ``path``, as status() finds it, in seconds since the epoch; 0.0 if status() fails."""
     try:
         return status(path).st_mtime
     except OSError:
@@ -339,7 +344,7 @@ def modified(path: str) -> float:
 
 
 def is_there(path: str) -> bool:
-    """Whether anything is at ``path``, as by status(); False if that fails."""
+    """Tell whether status() finds anything at ``path``, a dangling link included; False if it fails."""
     try:
         status(path)
     except OSError:
@@ -348,9 +353,9 @@ def is_there(path: str) -> bool:
 
 
 def listed(directory: str) -> list[Item]:
-    """The entries of ``directory``, reached as by open_subdirectory(), sorted by name.
+    """Return an Item for each entry of ``directory``, sorted by name. Opens the directory by open_subdirectory().
 
-    Empty if another process has removed it, or its permissions forbid access. Raises OSError.
+    Empty if another process has removed the directory, or its permissions forbid access. Raises other OSErrors.
     """
     found = []
     try:
@@ -365,7 +370,7 @@ def listed(directory: str) -> list[Item]:
 
 
 def below(top: str | Item) -> Iterator[Item]:
-    """All non-directories at or below this path; none if it is gone or access is denied. Raises OSError."""
+    """Yield every non-directory at or below ``top``; nothing if it is gone or access is denied. Raises OSError."""
     try:
         left = [Item(top, status(top)) if isinstance(top, str) else top]
     except OSError as error:
@@ -381,7 +386,7 @@ def below(top: str | Item) -> Iterator[Item]:
 
 
 def touch(path: str) -> None:
-    """Set the times of what is at ``path`` to now, reached as by open_within(). Raises OSError."""
+    """Set the times of ``path`` (for a link, its own) to now. Follows no link inside a known cache. Raises OSError."""
     top, within = config.within_cache(path)
     with open_parent(top if within else os.path.dirname(path) or os.curdir, path) as (folder, name):
         folder.touch(name)
@@ -389,9 +394,10 @@ def touch(path: str) -> None:
 
 @contextmanager
 def scratch(directory: str, prefix: str) -> Iterator[Folder]:
-    """A new directory of mode 0700 in ``directory``, for this block; its name begins with ``prefix``.
+    """Create a directory of mode 0700 in ``directory`` for this block, and yield its Folder.
 
-    Safe even if others can write to ``directory``. Raises OSError, also if somebody has replaced the new one.
+    Its name begins with ``prefix``. Removed with its contents after the block. Safe even if others can write to
+    ``directory``. Raises OSError, also if another user has replaced the new directory.
     """
     name = f"{prefix}{secrets.token_hex(8)}"
     with open_subdirectory(directory) as folder:

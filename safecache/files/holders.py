@@ -1,6 +1,6 @@
-"""Who holds a lock, by the kernel, and whether that process still gets anywhere, as far as /proc tells, proc(5).
+"""Holders of file locks: the process that the kernel names, and whether /proc shows it making progress, proc(5).
 
-Of a process that the kernel does not name here, in another container or on another host, its heartbeats are the proof.
+The kernel names no process in another container or on another host. Such a process is proven by its heartbeats.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ T = TypeVar("T")
 
 
 class Holder(NamedTuple):
-    """The process that the kernel names as the holder of a lock; ``uid``: who has started it."""
+    """Process that the kernel names as the holder of a lock; ``uid``: the user who has started it."""
 
     pid: int
     uid: int
 
     @property
     def name(self) -> str:
-        """Its name, without its arguments, in which a secret can be."""
+        """Name of the process, without its arguments, which can contain a secret; "gone" if it has ended."""
         try:
             return _read(f"/proc/{self.pid}/comm").strip()
         except OSError:
@@ -67,10 +67,10 @@ class Holder(NamedTuple):
 
 
 class Watch:
-    """Watches who holds the lock (flock(2)) on one file, for as long as this process waits for it.
+    """Watch on the process that holds the lock (flock(2)) on one file, for as long as this process waits for it.
 
-    ``listen``: hears what the holder leaves, and returns whether that is a proof; for a lock in which there is nothing,
-    there is none. ``waited``: the seconds of its wait().
+    ``status``: of the file. ``listen``: reads the holder's heartbeats, and returns whether they are a proof; by default
+    there is none. ``waited``: the seconds that wait() took.
     """
 
     def __init__(self, status: os.stat_result, listen: Callable[[], bool] = bool) -> None:
@@ -83,7 +83,7 @@ class Watch:
 
     @property
     def is_proven(self) -> bool:
-        """Tell whether it works for this user, or for one whom SAFECACHE_TRUST=shared includes."""
+        """Tell whether the holder works for this user, or for a user whom SAFECACHE_TRUST=shared includes."""
         return self.is_own or self._is_heard or (self.holder is not None and config.current().shared)
 
     @property
@@ -93,7 +93,7 @@ class Watch:
 
     @property
     def is_given_up(self) -> bool:
-        """Tell whether who holds it was waited for in vain before."""
+        """Tell whether this process has waited for this holder, or without a proof for its user, in vain before."""
         return self._waited_for in _state.now.given_up or (
             not self.is_proven and _state.now.unproven.get(self._user, 0.0) >= waits.UNPROVEN
         )
@@ -104,11 +104,11 @@ class Watch:
 
     @property
     def _waited_for(self) -> tuple[str, int]:
-        """This user's process, or another user as a whole, who may start as many processes as they like."""
+        """Holder in ``given_up``: one process of this user, or another user as a whole, who may start many."""
         return ("process", self.holder.pid) if self.holder is not None and self.is_own else ("user", self._user)
 
     def is_in_vain(self) -> bool:
-        """Return whether to wait no longer: after STALLED seconds without progress, or waits.UNPROVEN without a proof.
+        """Tell whether to end the wait: after STALLED seconds without progress, or waits.UNPROVEN without a proof.
 
         Seconds without a proof add up for each user, over all waits of this process.
         """
@@ -131,9 +131,10 @@ class Watch:
         say: Callable[[], None],
         pauses: tuple[float, float] = (0.0, 0.0),
     ) -> T | None:
-        """Return what ``attempt`` does, as waits.wait(); None for a wait in vain.
+        """Call ``attempt`` until it returns something, as waits.wait() does, and return that; None for a wait in vain.
 
-        That is one of ``limit`` seconds, or sooner: see is_in_vain(). It is waited for in no later wait then.
+        A wait is in vain after ``limit`` seconds, or sooner: see is_in_vain(). No later wait of this process is for
+        that holder then. ``say``: reports a long wait. ``pauses``: see waits.wait().
         """
         if limit <= 0 or self.is_given_up:
             return None
@@ -156,9 +157,9 @@ class Watch:
 
 
 def find_holder(status: os.stat_result) -> Holder | None:
-    """Return the process that holds the lock on the file of this status; None where the kernel names none.
+    """Return the process that holds the lock on the file of this ``status``; None unless the kernel names exactly one.
 
-    So it is with one in another container or on another host, or where /proc is hidden.
+    The kernel names none that is in another container or on another host, and none where /proc is hidden.
     """
     try:
         with open(_LOCKS) as file:
@@ -178,7 +179,7 @@ def find_holder(status: os.stat_result) -> Holder | None:
 
 
 def describe(holder: Holder | None) -> str:
-    """Return how to name it to a person."""
+    """Return a name of the holder for messages; None stands for a process that is not seen from here."""
     if holder is None:
         return "a process that is not seen from here"
     if holder.pid == os.getpid():
@@ -187,19 +188,19 @@ def describe(holder: Holder | None) -> str:
 
 
 def tell_wait(who: str, what: str, most: float) -> None:
-    """Say, once in a process, that it waits for ``who`` to finish ``what``, for so many seconds at most."""
+    """Warn, once per process, that this process waits at most ``most`` seconds for ``who`` to finish ``what``."""
     if not _state.now.is_told:
         _state.now.is_told = True
         events.log_line(logging.WARNING, _WAITING.format(who, what, most))
 
 
 def tell_end(who: str, what: str, waited: float) -> None:
-    """Say that it has waited for ``who`` to finish ``what`` for so many seconds, in vain."""
+    """Warn that this process gave up waiting for ``who`` to finish ``what``, after ``waited`` seconds."""
     events.log_line(logging.WARNING, _GIVEN_UP.format(who, what, waited))
 
 
 def _ran(pid: int) -> int | None:
-    """How many nanoseconds the threads of a process and of its descendants have run in all; None if that is unknown."""
+    """Return for how many ns the threads of a process and of its descendants have run in all; None if unknown."""
     total, left, seen = 0, [pid], 0
     while left and seen < _MOST:
         each = left.pop()

@@ -38,7 +38,7 @@ class Mount(NamedTuple):
 
 
 def mount_of(path: str) -> Mount | None:
-    """The mount of ``path``, or of its nearest existing parent; None if unknown."""
+    """Return the mount of ``path``, or of its nearest existing parent; None if unknown."""
     path = os.path.realpath(path)
     found = None
     try:
@@ -71,7 +71,7 @@ def _is_below(path: str, point: str) -> bool:
 
 
 def is_over_a_network(path: str) -> bool:
-    """Whether ``path`` is on a network file system, which other hosts may share; False if unknown. Raises OSError."""
+    """Tell whether ``path`` is on a network file system, which hosts may share; False if unknown. Raises OSError."""
     device, known = os.stat(path).st_dev, _network_devices.now
     if device not in known:
         mount = mount_of(path)
@@ -80,7 +80,7 @@ def is_over_a_network(path: str) -> bool:
 
 
 def forbids_execution(path: str) -> bool:
-    """Whether ``path``, or its nearest existing parent, is on a file system mounted noexec; False if unknown."""
+    """Tell whether ``path``, or its nearest existing parent, is on a file system mounted noexec; False if unknown."""
     while not os.path.exists(path) and os.path.dirname(path) != path:
         path = os.path.dirname(path)
     try:
@@ -90,7 +90,7 @@ def forbids_execution(path: str) -> bool:
 
 
 def can_execute_from(directory: str) -> bool:
-    """Whether a file written to ``directory`` can be mapped as code: tried with an empty page."""
+    """Tell whether a file written to ``directory`` can be mapped as code, by trying that with an empty page."""
     try:
         with tempfile.NamedTemporaryFile(dir=directory, prefix=".safecache-probe-") as file:
             file.truncate(mmap.PAGESIZE)
@@ -101,5 +101,5 @@ def can_execute_from(directory: str) -> bool:
 
 
 def find_executable_directory(candidates: Iterable[str]) -> str | None:
-    """The first of these directories that this process can write to and load code from; None if there is none."""
+    """Return the first of ``candidates`` that this process can write to and load code from; None if there is none."""
     return next((directory for directory in candidates if can_execute_from(directory)), None)

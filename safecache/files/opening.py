@@ -1,4 +1,4 @@
-"""Reading files whose type, owner and size are untrusted, and so checked first."""
+"""Reads of files whose type, owner and size are untrusted, and so checked first."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ __all__ = [
 
 
 class UnusableEntry(Exception):
-    """What is in an entry's place must not be read: ``reason`` and ``detail`` say why, ``status`` identifies it."""
+    """Objection to reading a file in an entry's place: ``reason`` and ``detail`` say why, ``status`` identifies it."""
 
     def __init__(self, reason: Reason, detail: str, status: os.stat_result) -> None:
         super().__init__(reason, detail, status)
@@ -46,7 +46,7 @@ class UnusableEntry(Exception):
 
     @property
     def refusal(self) -> Refusal:
-        """The refusal of a file that is not even read."""
+        """Refusal of a file that is not even read."""
         return Refusal(self.reason, str(self), found=self.status)
 
 
@@ -59,7 +59,7 @@ def check_regular(status: os.stat_result) -> None:
 
 
 def check_private(path: str) -> Callable[[os.stat_result], None]:
-    """A check that raises as check_regular() does, and EntryRefusedError if others could have written ``path``."""
+    """Return a check that raises as check_regular(), and EntryRefusedError if others could have written ``path``."""
 
     def check(status: os.stat_result) -> None:
         check_regular(status)
@@ -71,14 +71,14 @@ def check_private(path: str) -> Callable[[os.stat_result], None]:
 
 
 def type_name(mode: int) -> str:
-    """The file type in this mode, in words."""
+    """Return the file type in ``mode`` (stat(2)) as a word, such as FIFO."""
     names = {stat.S_IFIFO: "FIFO", stat.S_IFDIR: "directory", stat.S_IFLNK: "symbolic link", stat.S_IFSOCK: "socket"}
     names[stat.S_IFREG] = "file"
     return names.get(stat.S_IFMT(mode), "device")
 
 
 def check_up_to(most: int, check: Callable[[os.stat_result], None] = check_regular) -> Callable[[os.stat_result], None]:
-    """A check that raises as ``check`` does, and UnusableEntry for a file of more than ``most`` bytes."""
+    """Return a check that raises as ``check`` does, and UnusableEntry for a file of more than ``most`` bytes."""
 
     def check_size(status: os.stat_result) -> None:
         check(status)
@@ -101,10 +101,10 @@ def read_regular(
     limit: int = sys.maxsize,
     passing: frozenset[int] = filesystem.READING,
 ) -> bytes:
-    """Up to ``limit`` bytes of ``path``, once ``check`` accepts the opened file. Raises what that raises, and OSError.
+    """Read and return up to ``limit`` bytes of ``path``, once ``check`` accepts the status of the opened file.
 
-    The check is of the very file that is read. Does not wait for a FIFO, nor take over a terminal.
-    ``passing``: the errnos to retry after.
+    Raises what ``check`` raises, and OSError. Does not wait for a FIFO, nor take over a terminal. ``flags``: more flags
+    of open(2); with O_NOFOLLOW, no link inside a known cache is followed. ``passing``: the errnos to retry after.
     """
 
     def read() -> bytes:
@@ -127,7 +127,7 @@ def read_end(
     flags: int = 0,
     passing: frozenset[int] = filesystem.READING,
 ) -> tuple[bytes, int]:
-    """The last ``most`` bytes of a file, or all of it, and its size in bytes. Opened as by read_regular()."""
+    """Return the last ``most`` bytes of a file, or all, and its size in bytes. Opens and raises as read_regular()."""
 
     def read() -> tuple[bytes, int]:
         with _opened(path, check, flags) as (descriptor, size):
@@ -139,10 +139,9 @@ def read_end(
 
 
 class OpenFile:
-    """A file that stays open, and is read at any position: whatever takes its name meanwhile, it is the same file.
+    """Open file, to be read at any position: if another file takes its name meanwhile, this one is still read.
 
-    Opened as by read_regular(), whose errors it raises. ``size``: in bytes, when it was opened. It is closed with the
-    last reference to it.
+    Opens and raises as read_regular(). ``size``: in bytes, when it was opened. The object's last reference closes it.
     """
 
     def __init__(self, path: str, check: Callable[[os.stat_result], None]) -> None:
@@ -150,7 +149,7 @@ class OpenFile:
         weakref.finalize(self, _close, self._descriptor)
 
     def read(self, start: int, most: int) -> bytes:
-        """At most so many bytes from ``start`` on. Raises OSError."""
+        """Return at most ``most`` bytes from ``start`` on. Raises OSError."""
         left, at, parts = min(most, max(0, self.size - start)), start, list[bytes]()
         # The kernel reads 2 GB at once at most.
         while left and (part := filesystem.pread(self._descriptor, left, at)):
@@ -160,7 +159,7 @@ class OpenFile:
 
 
 def holds(path: str, content: bytes, check: Callable[[os.stat_result], None], *, flags: int = 0) -> bool:
-    """Whether the file holds exactly ``content``; opened as by read_regular(). One of another size is not read."""
+    """Tell whether a file holds exactly ``content``. Opens and raises as read_regular(), but reads no other size."""
 
     def compared() -> bool:
         with _opened(path, check, flags) as (descriptor, size):
@@ -179,7 +178,7 @@ def holds(path: str, content: bytes, check: Callable[[os.stat_result], None], *,
 def digest_regular(
     path: str, check: Callable[[os.stat_result], None], *, flags: int = 0, limit: int = sys.maxsize
 ) -> bytes:
-    """The SHA-256 of up to ``limit`` bytes of a file that need not fit into memory, opened as by read_regular()."""
+    """Return the SHA-256 (32 bytes) of up to ``limit`` bytes of a file. Opens and raises as read_regular()."""
 
     def digested() -> bytes:
         digest = hashlib.sha256()
@@ -199,9 +198,10 @@ def copy_regular(
     flags: int = 0,
     limit: int = sys.maxsize,
 ) -> bytes:
-    """Copy up to ``limit`` bytes of a file, opened as by read_regular(), to a new one; return their SHA-256.
+    """Copy up to ``limit`` bytes of a file to the new file ``destination``; return their SHA-256 (32 bytes).
 
-    The file need not fit into memory. Raises FileExistsError if ``destination`` exists; a failure leaves nothing there.
+    The file need not fit into memory. Opens and raises as read_regular(). Raises FileExistsError if ``destination``
+    exists; a partial copy is removed.
     """
     return filesystem.retry(lambda: _copy(path, check, destination, flags, limit), filesystem.READING)
 
@@ -231,7 +231,7 @@ def _chunks(descriptor: int, most: int, limit: int = sys.maxsize) -> Iterator[by
 
 @contextmanager
 def _opened(path: str, check: Callable[[os.stat_result], None], flags: int) -> Iterator[tuple[int, int]]:
-    """A descriptor of the file, and its current size."""
+    """Open the file for this block; yield a descriptor of it, and its current size in bytes."""
     descriptor, size = _open(path, check, flags)
     try:
         yield descriptor, size

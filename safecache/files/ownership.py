@@ -1,7 +1,7 @@
-"""Who can write to a path: checked for ``SAFECACHE_TRUST=private``, by ``safecache adopt``, and before all builds.
+"""Users who can write to a path: checked for ``SAFECACHE_TRUST=private``, ``safecache adopt``, and before all builds.
 
-A file with several names (hard links) is judged by its own owner and mode, and by the path in use: another name gives
-nobody the right to write to it, and another user's directory on the path is an objection all the same.
+A file with several names (hard links) is judged by its own owner and mode, and by the path in use. Another name gives
+nobody the right to write to it. Another user's directory on the path is an objection all the same.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _USUAL_OVERFLOW_UID = 65534
 
 
 def foreign_owner(status: os.stat_result) -> bool:
-    """Whether the file is known to belong to somebody other than this user and root."""
+    """Tell whether the file is known to belong to somebody other than this user and root."""
     return status.st_uid not in (os.geteuid(), 0)
 
 
 def own_uid(uid: int) -> bool:
-    """Whether a file with this owner is known to belong to this user or root.
+    """Tell whether a file with this owner is known to belong to this user or root.
 
     In a user namespace, all unmapped users appear as one uid (user_namespaces(7)). If this process is unmapped too, it
     has that uid itself: then owners cannot be known, and no file counts as its own.
@@ -43,18 +43,18 @@ def own_uid(uid: int) -> bool:
 
 
 def is_own(status: os.stat_result) -> bool:
-    """Tell whether nobody else could write to a file with this status, its directory aside."""
+    """Tell whether nobody else could write to a file with this ``status``. Its directory is not checked."""
     return own_uid(status.st_uid) and not status.st_mode & 0o022
 
 
 def name_of(uid: int) -> str:
-    """How to name the owner of a file to a person."""
+    """Return a name of the file owner ``uid`` for messages."""
     return f"uid {uid}, which may be anybody in this user namespace" if uid == _overflow_uid() else f"uid {uid}"
 
 
 @functools.cache
 def _overflow_uid() -> int | None:
-    """The uid that unmapped users appear as; None if all users are mapped, so that it is an ordinary one."""
+    """Return the uid that unmapped users appear as; None if all users are mapped, so that it is an ordinary one."""
     try:
         with open("/proc/self/uid_map") as uid_map:
             mapped = sum(int(line.split()[-1]) for line in uid_map)
@@ -66,9 +66,10 @@ def _overflow_uid() -> int | None:
 
 @functools.cache
 def own_group() -> int | None:
-    """The group with this user's name and, as far as it says, no other member; None if there is none, and for root.
+    """Return the gid of this process if that group has this user's name and lists no other member; else None.
 
-    Where every user has such a group (useradd(8)), pam_umask(8) sets a umask of 002, and a cache is group-writable.
+    None also for root. Where every user has such a group (useradd(8)), pam_umask(8) sets a umask of 002, and a cache is
+    group-writable.
     """
     import grp
     import pwd
@@ -82,14 +83,14 @@ def own_group() -> int | None:
 
 
 def why_not_private(path: str, *, group: int | None = None, unknown: bool = False) -> str | None:
-    """Why somebody other than this user (and root) could have written or replaced ``path``; None if nobody could.
+    """Return why somebody other than this user and root could have written or replaced ``path``; None if nobody could.
 
-    ``group``: one whose write permission is no objection. ``unknown``: an unmapped owner is no objection either; for
-    what this process has just created below directories of an unmapped root.
+    ``group``: a gid whose write permission is no objection. ``unknown``: an unmapped owner is no objection either; for
+    what this process has just created below directories of an unmapped root. An OSError is returned as an objection.
 
     Every directory and symbolic link on the way from the root counts. A sticky directory such as /tmp is no objection
-    to what lies in it: there only an owner (or root) can rename or remove a name (see unlink(2)), and the owner of
-    that name is checked next.
+    to the files in it: there only an owner (or root) can rename or remove a name (see unlink(2)), and the owner of that
+    name is checked next.
     """
     try:
         # Not abspath(), which takes link/.. for the directory of the link: to the kernel it is the target's parent.
@@ -104,19 +105,19 @@ def why_not_private(path: str, *, group: int | None = None, unknown: bool = Fals
 
 
 def why_exposed(path: str) -> str | None:
-    """As why_not_private(), but this user's own group is no objection."""
+    """Return why others than this user and own_group() could have written ``path``; or None. See why_not_private()."""
     objection = why_not_private(path)
     # Only now, since it may have to ask a server.
     return objection and why_not_private(path, group=own_group())
 
 
 def why_opened_not_private(path: str, status: os.stat_result) -> str | None:
-    """As why_not_private(), and also checks the ``status`` of the file that was opened at ``path``."""
+    """Return why others could have written ``path``, opened with this ``status``; or None. See why_not_private()."""
     return _objection(path, status, last=True, group=None, unknown=False) or why_not_private(path)
 
 
 def _steps(path: str) -> Iterator[tuple[str, os.stat_result]]:
-    """Every name that the kernel looks up on the way to the absolute ``path``, links and their targets included."""
+    """Yield every name that the kernel looks up on the way to the absolute ``path``, through links and targets."""
     names = path.split(os.sep)[::-1]
     reached = os.sep
     yield reached, os.lstat(reached)

@@ -1,4 +1,4 @@
-"""Work in threads: opening a file waits for the disk or the network, and no library bounds all that can take long."""
+"""Work in threads: opening a file waits for the disk or the network, and many libraries set no limit to such waits."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ R = TypeVar("R")
 
 
 def map_in_threads(function: Callable[[T], R], items: Sequence[T], readers: int = READERS) -> Iterator[R]:
-    """What ``function`` returns for each item, in order. Raises what it raises, and then skips the remaining items."""
+    """Yield what ``function`` returns for each item, in order, from ``readers`` threads. Its first error ends this."""
     with ThreadPoolExecutor(readers) as pool:
         yield from pool.map(function, items)
 
 
 def within(seconds: float, action: Callable[[], R], name: str) -> R:
-    """Return what ``action`` does, in a thread of this name. Raises what it raises, and TimeoutError after that time.
+    """Call ``action`` in a thread called ``name`` and return its result. Raises what ``action`` raises.
 
-    The thread goes on then, until what it waits for ends.
+    Raises TimeoutError after so many ``seconds``. The thread then goes on until ``action`` returns.
     """
     answers: queue.SimpleQueue[tuple[bool, Any]] = queue.SimpleQueue()
 

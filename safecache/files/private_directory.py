@@ -44,9 +44,9 @@ _RECORD = ".safecache-live"
 
 
 def occupy(directory: str) -> str:
-    """Lock a directory that this process has just created, for as long as it lives; return the directory's new path.
+    """Lock a directory that this process has just created, until the process ends; return the directory's new path.
 
-    If that is impossible, it keeps its name, so that nobody takes it for one left behind.
+    A directory that cannot be locked keeps its path, so that reap() never takes it for one left behind.
     """
     parent = os.path.dirname(directory)
     name = os.path.join(parent, f"{_PREFIX}{secrets.token_hex(8)}")
@@ -69,7 +69,7 @@ def occupy(directory: str) -> str:
 
 
 def join(directory: str) -> bool:
-    """Keep the parent process's directory even if that process is killed; False if it no longer exists."""
+    """Lock the parent process's ``directory``, so that it outlives a killed parent; False if it no longer exists."""
     if _NAME.fullmatch(os.path.basename(directory)) is None or directory in _held:
         return os.path.isdir(directory)
     with suppress(OSError):
@@ -84,9 +84,10 @@ def join(directory: str) -> bool:
 
 
 def run_directory(run: str) -> str:
-    """Return the directory that all processes of the run share, made by the first and removed by the last of them.
+    """Return the directory that all processes of the run share: the first one creates it, the last one removes it.
 
-    ``run``: its name. Another user who has guessed it keeps the run from that directory alone. Raises PermissionError.
+    ``run``: name of the run. Another user who guesses that name can only keep the run from using that directory. Raises
+    PermissionError if no place is out of the reach of others.
     """
     name = f"{_PREFIX}{hashlib.sha256(f'{os.geteuid()} {run}'.encode()).hexdigest()[:16]}"
     for parent in _parents():
@@ -108,7 +109,7 @@ def run_directory(run: str) -> str:
 
 
 def _remove_last(directory: str, pid: int) -> None:
-    """Remove it unless another process has locked it too."""
+    """Remove ``directory`` unless another process has locked it too."""
     if os.getpid() == pid:
         leave(directory)
         with suppress(OSError), folders.open_subdirectory(os.path.dirname(directory)) as folder:
@@ -123,9 +124,9 @@ def leave(directory: str) -> None:
 
 
 def reap(parent: str) -> None:
-    """Remove this user's directories in ``parent`` that no living process has locked; what cannot be removed stays.
+    """Remove this user's directories in ``parent`` that no living process has locked. Raises no OSError.
 
-    Only those that were made here, and only where nobody else could have put another directory in the place of one.
+    Removes only directories that this module has made, and only where nobody else could have replaced one by another.
     """
     with suppress(OSError), folders.open_subdirectory(parent) as folder:
         for name in folder.names():
@@ -170,7 +171,10 @@ _OTHER_PARENTS = ("/var/tmp", "/dev/shm")
 
 @contextmanager
 def create_temporary() -> Iterator[str]:
-    """A directory of mode 0700 for this block, removed after it. Raises PermissionError if none can be created."""
+    """Create a private directory (mode 0700) for this block, yield its path, and remove it after the block.
+
+    Raises PermissionError if none can be created.
+    """
     directory = _make()
     try:
         yield directory
@@ -180,14 +184,14 @@ def create_temporary() -> Iterator[str]:
 
 
 def process_directory() -> str:
-    """Return this process's own directory, removed at its end. Raises as create_temporary()."""
+    """Return the path of this process's own private directory, removed at its end. Raises as create_temporary()."""
     return _of_process(os.getpid())
 
 
 def write(name: str, content: bytes) -> str:
-    """Write a new private file and return its path; in memory if the disk is full. Removed when the process ends.
+    """Write ``content`` to a new private file called ``name``, and return its path. Removed when the process ends.
 
-    Raises OSError, leaving nothing behind.
+    The file is in memory (/dev/shm) if the disk is full. Raises OSError, leaving nothing behind.
     """
     try:
         return _write(process_directory(), name, content)
@@ -213,7 +217,7 @@ def _of_process(pid: int, parents: tuple[str, ...] = ()) -> str:
 
 
 def create_lasting(is_fit: Callable[[str], bool]) -> str:
-    """A new private directory that ``is_fit`` accepts, removed at the end of this process.
+    """Create a private directory that ``is_fit`` accepts, and return its path. It is removed when this process ends.
 
     Directories left behind by killed processes are removed first. Raises as create_temporary() does.
     """
@@ -255,10 +259,10 @@ _SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_
 
 
 def make(name: str, content: bytes) -> str:
-    """The path, ending in ``name``, of a file that holds ``content`` for as long as this process lives.
+    """Write ``content`` to a private file, and return a path to it that ends in ``name``, valid until the process ends.
 
-    A library is in memory (memfd_create(2)), which bypasses noexec: callers check that first. Anything else is a file
-    in this process's private directory: a process has few descriptors, and a kernel eight files. Raises OSError.
+    A library (``.so``) is in memory (memfd_create(2)), which bypasses noexec: callers check that first. Anything else
+    is a file in process_directory(): a process has few descriptors, and a kernel eight files. Raises OSError.
     """
     if not name.endswith(".so"):
         descriptor, path = tempfile.mkstemp(suffix=f"-{name[-200:]}", dir=process_directory())

@@ -1,8 +1,8 @@
-"""When a file of a cache was last used: its mtime, which each use updates.
+"""Time at which a cache file was last used: its mtime, which each use updates.
 
-Not its atime, which noatime and relatime mounts do not maintain. Go's build cache does the same (``used`` in
-cmd/go/internal/cache): a file that is rewritten, copied or restored from a backup counts as used then. For a hit, that
-takes a system call only once in INTERVAL per file.
+The atime would not do, since noatime and relatime mounts do not maintain it. Go's build cache does the same (``used``
+in cmd/go/internal/cache): a file that is rewritten, copied or restored from a backup counts as used then. For a hit,
+that takes a system call only once in INTERVAL per file.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ _refusing: Part[set[tuple[int, int]]] = Part(set, inherit)
 
 
 def mark_used(path: str, status: os.stat_result) -> None:
-    """Stamp the file with this ``status``, *before* it is read: whoever removes it checks for a new stamp first.
+    """Set the mtime of the file with this ``status`` to now, *before* the read: eviction checks for a new stamp.
 
-    Uses the file system's clock, which all hosts share. A file that cannot be stamped ages from when it was written.
+    Uses the file system's clock, which all hosts share. Does nothing if the stamp is younger than INTERVAL, for
+    headers, and in lower tiers. A file that cannot be stamped ages from when it was written. Raises no OSError.
     """
     if -INTERVAL < time.time() - status.st_mtime < INTERVAL or _suspended:
         return
@@ -50,7 +51,7 @@ def mark_used(path: str, status: os.stat_result) -> None:
 
 @contextmanager
 def suspended() -> Iterator[None]:
-    """In this block, reading is not a use: for commands that look at all entries and need none."""
+    """Keep mark_used() from stamping in this block, for commands that read all entries and need none."""
     global _suspended
     outer, _suspended = _suspended, True
     try:

@@ -19,10 +19,10 @@ __all__ = ["Temporary", "beside", "is_temporary", "lock", "reap", "reap_once", "
 
 
 def should_fsync(folder: Folder) -> bool:
-    """Whether files in ``folder`` are to be synced before they are renamed, and the folder after. Raises OSError.
+    """Tell whether to sync files in ``folder`` before they are renamed, and the folder after that. Raises OSError.
 
-    ``auto``: over a network, where errors such as a full disk are reported only when data is written back, and other
-    hosts may read before that.
+    ``auto``: on a network file system. There, errors such as a full disk are reported only when data is written back,
+    and other hosts may read before that.
     """
     chosen = config.current().fsync
     return chosen == "always" or (chosen == "auto" and folder.is_over_a_network)
@@ -38,7 +38,7 @@ _reaped: Part[set[str]] = Part(set, inherit)
 
 
 class Temporary:
-    """A new file in ``folder``, with ``mode`` less the umask, locked if possible. Raises OSError."""
+    """New file ``name`` in ``folder``, with ``mode`` less the umask, locked if possible. Raises OSError."""
 
     def __init__(self, folder: folders.Folder, mode: int) -> None:
         self.name = _new_name()
@@ -46,7 +46,7 @@ class Temporary:
         lock(folder, self._descriptor)
 
     def write(self, parts: Iterable[bytes], *, durably: bool) -> None:
-        """Write these one after the other, and sync if ``durably``. Raises OSError, also for what a close reports.
+        """Write ``parts`` in order, and sync if ``durably``. Raises OSError, also for what only a close reports.
 
         After an error the file is useless: data that could not be written back once counts as written in the next sync.
         """
@@ -58,7 +58,7 @@ class Temporary:
         filesystem.close(filesystem.dup(self._descriptor))
 
     def close(self) -> None:
-        """Close and unlock it: call this once it is renamed or removed."""
+        """Close and unlock the file. Call this once the file is renamed or removed."""
         filesystem.close(self._descriptor)
 
 
@@ -68,7 +68,7 @@ def _new_name() -> str:
 
 
 def lock(folder: Folder, descriptor: int) -> None:
-    """Have reap() leave this new file in ``folder`` alone for as long as it is open, if possible."""
+    """Lock this new file in ``folder``, if possible, so that reap() keeps it for as long as it is open."""
     with contextlib.suppress(OSError):  # a file system without locks
         if not folder.is_over_a_network:
             filesystem.try_lock(descriptor)
@@ -76,7 +76,7 @@ def lock(folder: Folder, descriptor: int) -> None:
 
 @contextlib.contextmanager
 def beside(path: str) -> Iterator[str]:
-    """A temporary path where another program writes the future ``path``; a file left there is removed afterwards."""
+    """Yield a path beside ``path``, for another program to write to; a file left there is removed afterwards."""
     temporary = os.path.join(os.path.dirname(path), _new_name())
     try:
         yield temporary
@@ -87,12 +87,12 @@ def beside(path: str) -> Iterator[str]:
 
 
 def is_temporary(name: str) -> bool:
-    """Whether this is the name of a temporary file, ours or torch's."""
+    """Tell whether ``name`` is that of a temporary file, safecache's or torch's."""
     return (_OURS.fullmatch(name) or _TORCHS.fullmatch(name)) is not None
 
 
 def reap_once(folder: folders.Folder, directory: str) -> None:
-    """Call reap() on ``folder``, which is at ``directory``, once per process. Never raises OSError."""
+    """Call reap() on ``folder``, which is at the path ``directory``, once per process. Never raises OSError."""
     if directory not in _reaped.now:
         _reaped.now.add(directory)
         with contextlib.suppress(OSError):
@@ -100,9 +100,10 @@ def reap_once(folder: folders.Folder, directory: str) -> None:
 
 
 def reap(folder: folders.Folder, *, only_ours: bool = False) -> int:
-    """Remove temporary files of dead writers, torch's among them unless ``only_ours``, and return their size in bytes.
+    """Remove temporary files of dead writers, torch's among them unless ``only_ours``; return their size in bytes.
 
-    Raises OSError if the directory cannot be read.
+    A writer is dead if its file is over an hour old and unlocked, or over a day old where locks tell nothing. Raises
+    OSError if the directory cannot be read.
     """
     size = 0
     locks = not folder.is_over_a_network

@@ -1,11 +1,11 @@
-"""One compile for all who ask for the same thing: leases on cache keys, and waits for whoever holds one.
+"""Single flight: leases on cache keys, and bounded waits for the process that holds one.
 
-A feature: it may import the core, and no other feature. The first that misses takes a lease on its key, and all others
-wait. A lease is held only for the time of the compile that it was taken in, and a wait is for something finer than all
-that the thread holds: so no two processes ever wait for each other. A rank that measures on its GPU for long may wait
-for what another one has to send, and lets go of what it holds. A wait ends when the holder publishes, fails or dies,
-and at the latest when it makes no progress or the time is up, by what the key took before if that is known; the waiter
-compiles then.
+A feature: it may import the core, and no other feature. The first process that misses takes a lease on the key, and all
+others wait. A lease is held only during the compile for which it was taken. A thread waits only for a finer kind of
+item than any that it holds a lease on: so no two processes ever wait for each other. A rank that measures on its GPU
+for long releases its leases, since it may be waiting for what another rank has to send. A wait ends when the holder
+publishes, fails or dies. It also ends when the holder makes no progress, or the time is up, which depends on what the
+key took before. Then the waiter compiles.
 
 A lease is a locked file in the cache. The kernel releases the lock (flock(2)) when its holder dies, however it dies.
 Nothing that is right depends on a lease: whoever can write to the cache can hold, break or forge any, and makes others
@@ -123,7 +123,7 @@ class Flight:
         self.waited, self.took, self.elsewhere = waited, took, elsewhere
 
     def found(self) -> None:
-        """It has been found: nothing is compiled."""
+        """Record that the entry exists, so that nothing is compiled; release the lease if this process holds it."""
         if self._lease is not None:
             with report.contain_errors(_FEATURE, "Other processes may compile what is there already."):
                 self._scope.release(self._lease, Lease.release)
@@ -158,10 +158,10 @@ def is_compiled_elsewhere() -> bool:
 
 @contextmanager
 def release_while_measuring() -> Iterator[None]:
-    """In this block, this thread waits until its GPU has done all that it was given.
+    """Release this thread's leases if the block, in which the thread waits for its GPU, lasts over 2 s.
 
-    That may be what another rank has to send which waits for this compile: after a time one of those who wait goes on
-    with it, and this one compiles without a lease.
+    The GPU may wait for another rank, and that rank for this compile. After the release a waiting process goes on with
+    the compile, and this process compiles without a lease.
     """
     held = [(each, lease) for each in compiles.current.flights if each.most != math.inf for lease in each.leases]
     if not held:
@@ -183,7 +183,7 @@ def release_while_measuring() -> Iterator[None]:
 
 @contextmanager
 def not_waiting() -> Iterator[None]:
-    """In this block, wait_or_lead() raises Postponed in this thread where it would wait."""
+    """Make wait_or_lead() raise Postponed in this thread within the block, instead of waiting."""
     with compiles.scope(waits=False):
         yield
 
@@ -239,7 +239,7 @@ def _enter(this: _Scope, ref: Ref, before: Callable[[], float]) -> Flight | None
 
 
 def _let_others_begin(lease: Lease, kind: Kind) -> None:
-    """For some time, if this process would have to start its workers for what one that has them comes to as well."""
+    """Give a process that has compile workers a head start of up to 2 s, if this one would have to start its own."""
     state = _state.now
     if kind in ENTRIES and state.has_been_left_one and not state.nobody_came and searches.are_workers_postponed():
         began = time.monotonic()
@@ -327,7 +327,7 @@ class Lease:
 
     @property
     def status(self) -> os.stat_result:
-        """That of the file which is locked. Raises OSError."""
+        """Status of the locked file. Raises OSError."""
         return filesystem.fstat(self._descriptor)
 
     def is_genuine(self, *, shared: bool) -> bool:
@@ -384,11 +384,11 @@ class Lease:
 
     @property
     def subject(self) -> str:
-        """What a beat for it states."""
+        """Subject that a beat for the lease states."""
         return f"lease {self.name}"
 
     def read(self) -> bytes:
-        """What is written in it, unverified; nothing where that cannot be read."""
+        """Return the content of the lease, unverified; empty if it cannot be read."""
         try:
             return os.pread(self._descriptor, _LARGEST, 0)
         except OSError:

@@ -31,7 +31,7 @@ _T = TypeVar("_T")
 
 
 class _Tuning:
-    """Those of ``tuner``, which are asked for one after the other; ``_made``: what was compiled before its turn."""
+    """Configurations of ``tuner``, requested one after the other; ``_made``: what was compiled before its turn."""
 
     def __init__(self, tuner: object, configs: Sequence[Any]) -> None:
         self.tuner = tuner
@@ -50,7 +50,7 @@ class _Tuning:
 
 
 def _attempt(config: Any, compile: Callable[[Any], Any]) -> Future[Any] | None:
-    """What became of its compile; None if another process is at it."""
+    """Compile ``config`` and return the outcome; None if another process is compiling it."""
     made: Future[Any] = Future()
     try:
         with flights.not_waiting():
@@ -64,15 +64,15 @@ def _attempt(config: Any, compile: Callable[[Any], Any]) -> Future[Any] | None:
 
 @contextmanager
 def share_configurations(tuner: object, configs: Sequence[Any]) -> Iterator[None]:
-    """In this block, this thread compiles these configurations for ``tuner``, in this order."""
+    """Share ``configs``, which this thread compiles for ``tuner`` in this order in the block, with other processes."""
     with compiles.scope(shared_tuning=_Tuning(tuner, configs) if len(configs) > 1 else None):
         yield
 
 
 def compiled(tuner: object, config: Any, compile: Callable[[Any], Any]) -> Any:
-    """What ``compile`` returns of this configuration. Raises what that does.
+    """Return what ``compile`` returns for ``config``, or raise what it raises.
 
-    If another process is compiling it, the ones after it are compiled first, as far as nobody is compiling them.
+    If another process is compiling ``config``, later ones that nobody is compiling are compiled first.
     """
     current: _Tuning | None = compiles.current.shared_tuning
     return compile(config) if current is None or current.tuner is not tuner else current.compiled(config, compile)
@@ -83,9 +83,10 @@ _own: Part[bytes] = Part(lambda: secrets.token_bytes(16))
 
 
 def order_for_process(choices: Sequence[_T], name: Callable[[_T], str]) -> list[_T]:
-    """These, as several processes each begin with others: always in one order in one process, by their names.
+    """Return ``choices`` in this process's own order, so that several processes each begin with others.
 
-    For what is compiled by threads or workers, which cannot leave one for last.
+    The order depends only on the process and the names. Without single flight it is unchanged. For compiles by threads
+    or workers, which cannot leave one for last.
     """
     if not settings.current().single_flight:
         return list(choices)

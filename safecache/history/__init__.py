@@ -1,4 +1,4 @@
-"""What this process, and a run, has looked up: outcomes, and the journal of them.
+"""Outcomes of lookups, of this process and of a run, and the journal that stores them.
 
 A feature: it may import the core, and no other feature. A journal is a file of JSON lines for each process. What was no
 hit is written at once, since a compile follows. Hits are counted, and written with the next line, when the process
@@ -68,7 +68,7 @@ _counts: Part[Counter[str]] = Part(Counter)
 
 
 class _Journal:
-    """That of this process: where it is, its size, and what was counted since it was written last."""
+    """Journal of this process: its path, its size, and what was counted since the last write."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -92,7 +92,7 @@ _journal: Part[_Journal] = Part(_Journal)
 
 
 def is_one(name: str) -> bool:
-    """Whether a file is called as a journal is."""
+    """Tell whether ``name`` is the file name of a journal."""
     return _NAME.fullmatch(name) is not None
 
 
@@ -212,9 +212,9 @@ def observed_label(kind: Kind, reason: Reason) -> str:
 
 
 class Time(Enum):
-    """Of compiles: what hits have spared, by what the entry says; and what went into entries that were saved.
+    """Kind of time that is counted. SAVED: of compiles that hits spared, as entries state; SPENT: of saved compiles.
 
-    And what the hits have taken themselves, and what locks of torch's and other processes' compiles were waited for.
+    HIT: of the hits themselves; WAITED: for torch's locks and for other processes' compiles.
     """
 
     SAVED = "ms saved"
@@ -224,7 +224,7 @@ class Time(Enum):
 
 
 def time_label(kind: Kind, which: Time) -> str:
-    """How the milliseconds are counted, such as "fx ms saved". Those of AOTAutograd entries include their graphs'."""
+    """Return the label of counted milliseconds, such as "fx ms saved". AOTAutograd's include those of its graphs."""
     return f"{kind.word} {which.value}"
 
 
@@ -240,7 +240,7 @@ def _add_seconds(ref: Ref, which: Time, seconds: float) -> None:
 
 
 def stats() -> dict[str, int]:
-    """How often each thing happened in this process: events.counters() and counts()."""
+    """Return how often each event happened in this process, by label: events.counters() and counts()."""
     return events.counters() | counts()
 
 
@@ -251,7 +251,7 @@ def counts() -> dict[str, int]:
 
 
 def observe() -> None:
-    """Keep the history of this process from now on."""
+    """Start to count the lookups of this process, and to write its journal."""
     ports.observe(Lookup, _record)
     ports.observe(Saved, _add_saved)
     ports.observe(Waited, _add_waited)

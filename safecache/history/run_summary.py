@@ -42,9 +42,9 @@ _MOST = 2**63
 
 
 class Line(NamedTuple):
-    """A line of a journal: a lookup by its label(), "" if it is about none, and ``counts`` of others, and of times.
+    """Line of a journal. ``label``: label() of its lookup, "" without one; ``counts``: other counts, and times in ms.
 
-    Of one that was left to another process, labelled so, ``waited`` is for how long, and ``took`` what that took.
+    For a compile left to another process, ``waited`` is how many seconds it was waited for, and ``took`` its own.
     """
 
     time: float
@@ -63,9 +63,9 @@ class Line(NamedTuple):
 
 
 class Process(NamedTuple):
-    """What took the time of one process, in seconds, as far as it is known, and its lookups.
+    """Lookups of one process, and what took its time, in seconds, as far as known.
 
-    ``compiled``: what was saved; ``waited``: for torch's locks; ``in_hits``: until what was hit was loaded.
+    ``compiled``: compiles that were saved; ``waited``: for locks and other processes; ``in_hits``: loading hits.
     """
 
     host: str
@@ -79,15 +79,15 @@ class Process(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """All of it."""
+        """Sum of the known times."""
         return self.compiled + self.waited + self.in_hits
 
 
 class Summary(NamedTuple):
-    """``counts``: all that processes have counted, by label(), time_label() in ms, observed_label() and Count.
+    """Sums of a run. ``counts``: of its processes, by label(), time_label() in ms, observed_label() and Count.
 
-    ``missed``: the lines about what was no hit; ``passed``: about what SAFECACHE=observe has let pass. ``by_process``:
-    the processes that have written, with the ones first that took longest.
+    ``missed``: lines of lookups that were no hits; ``passed``: of what SAFECACHE=observe let pass. ``by_process``:
+    those that have written, the slowest first.
     """
 
     run: str
@@ -98,7 +98,7 @@ class Summary(NamedTuple):
 
     @property
     def lookups(self) -> Counter[str]:
-        """Those of ``counts`` that are of lookups."""
+        """Counts of lookups, by label()."""
         return Counter({label: number for label, number in self.counts.items() if label in LABELS})
 
     @property
@@ -123,7 +123,7 @@ _KNOWN = LABELS.keys() | TIMES | OBSERVED | _COUNTS
 
 
 def read(root: str) -> list[Line]:
-    """Every line of the journals in the cache ``root`` that can be read, by time; none where there is no journal."""
+    """Return the valid lines of the journals in the cache ``root`` by time, unverified. Raises OSError."""
     directory = ours.metadata_path(root, ours.JOURNAL)
     try:
         names = os.listdir(directory)
@@ -145,7 +145,7 @@ def _lines(path: str) -> Iterator[Line]:
 
 
 def _parsed(text: bytes) -> Line | None:
-    """None for what is no line of ours, whole and with values that this version knows."""
+    """Parse a line; None if it is not a complete line of safecache's with values that this version knows."""
     try:
         values = json.loads(text)
     except (ValueError, RecursionError):
@@ -179,7 +179,7 @@ def _label_of(values: Mapping[str, Any]) -> str | None:
 
 
 def summarise(lines: Iterable[Line], run: str) -> Summary | None:
-    """The sums over the processes of ``run``, LAST for the one of the latest line; None if there is no line of it."""
+    """Sum up the lines of ``run``: an id, ALL, or LAST for that of the latest line. None if it has no line."""
     found = list(lines)
     if run == LAST and found:
         run = max(found, key=attrgetter("time")).run
@@ -219,14 +219,14 @@ def _process(lines: list[Line]) -> Process:
 
 
 def seconds(counts: Mapping[str, int], which: Time) -> float:
-    """By the cache with the most, as AOTAutograd's times include those of its graphs."""
+    """Return the seconds of the cache with the most, since AOTAutograd's times include those of its graphs."""
     return max(counts.get(time_label(kind, which), 0) for kind in LOOKED_UP) / 1000
 
 
 class Shared(NamedTuple):
-    """One compile. ``layer``, ``name``, ``pid``, ``host``: of the miss before it; "" and 0 if no journal has that.
+    """Compile that others waited for. ``layer``, ``name``, ``pid``, ``host``: of its miss; "" and 0 if unknown.
 
-    ``processes``: how many waited for it, ``waited`` seconds altogether; ``took``: those of the compile.
+    ``processes``: how many waited for it, ``waited`` seconds altogether; ``took``: seconds of the compile.
     """
 
     layer: str
@@ -245,7 +245,7 @@ class Shared(NamedTuple):
 
     @property
     def by(self) -> str:
-        """Who compiled it, in words."""
+        """Description of the process that compiled."""
         return f"process {self.pid} on {self.host}" if self.pid else "another host"
 
     def __str__(self) -> str:
@@ -256,14 +256,14 @@ class Shared(NamedTuple):
         )
 
     def as_json(self) -> dict[str, object]:
-        """With what it saved: the time of the compiles that were not made, without that of the waits."""
+        """Return all fields, and as ``saved`` the seconds of the spared compiles minus those of the waits."""
         return {**self._asdict(), "saved": round(self.compiling - self.waited, 3)}
 
 
 def find_shared(lines: Iterable[Line], run: str = ALL) -> dict[tuple[str, float], Shared]:
-    """Find what processes of ``run`` have waited for, by its key and when that missed: the largest savings first.
+    """Find the compiles that processes of ``run`` waited for, by cache key and time of the miss; largest savings first.
 
-    A wait is for whoever missed that key last before the wait's end, in any run.
+    A wait counts for the last miss of its key before the wait's end, in any run.
     """
     missed: dict[str, Line] = {}
     waits: dict[tuple[str, float], list[Line]] = {}

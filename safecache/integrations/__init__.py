@@ -1,4 +1,4 @@
-"""One module for each of torch's and Triton's: what they call is translated into ours, and nothing else is done here.
+"""Hooks, one module for each upstream module: translate its calls, and contain no policy.
 
 May import any room but the command line.
 """

@@ -50,8 +50,9 @@ def compile(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) 
             root = generated.root_of(path)
             objection = ownership.why_not_private(os.path.dirname(path))
             if objection is not None:
-                message = f"{path} was built where others can write: {objection}."
-                events.report(Reason.STOOD_DOWN, message, cause=root, remedy="Build where nobody else can.")
+                message = f"built {path} where others can write"
+                remedy = "Help: build in a directory that only you can write to"
+                events.report(Reason.STOOD_DOWN, message, why=objection, cause=root, remedy=remedy)
             gate.attest_file(CodeFile(path, root))
     return made
 
@@ -199,7 +200,7 @@ def compile_eager(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs:
 
 
 def _said(call: Callable[[], Any]) -> Any:
-    """What ``call`` returns. An error of ours is also logged: C++ calls these functions and drops what they raise."""
+    """Return what ``call`` does, and also log an error of ours: C++ calls these functions and drops what they raise."""
     try:
         return call()
     except SafecacheError as error:
@@ -214,7 +215,7 @@ def _places(namespace: str, operator: str, device: str) -> tuple[str, str]:
 
 
 def _has_backend(device: str) -> bool:
-    """Whether the device has a cache of its own, whose layout is not known here (torch 2.12)."""
+    """Tell whether the device has a cache of its own, whose layout is not known here (torch 2.12)."""
     return device in getattr(_module(), "_aoti_compile_backends", {})
 
 

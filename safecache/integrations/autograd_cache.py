@@ -101,7 +101,7 @@ def _load(wrapped: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         return wrapped(*args, **kwargs)
     except _autograd_cache().FXGraphCacheMiss:
         evidence = "an FX graph entry that it refers to is missing or was refused"
-        refusal = Refusal(Reason.ENTRY_MISSING, evidence, "The graph is compiled.")
+        refusal = Refusal(Reason.ENTRY_MISSING, evidence, "Compiling the graph.")
         report.refuse(refusal, Kind.AOT_ENTRY, "that was found")
     with compiles.scope(missing=Kind.AOT_ENTRY):
         return wrapped(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""What was measured: best configurations of kernels, and what Inductor chose by measuring."""
+"""Results of measuring: best configurations of kernels, and what Inductor chose by its measurements."""
 
 from __future__ import annotations
 
@@ -80,9 +80,9 @@ def _judged(instance: Any) -> Iterator[_Results]:
 
 
 def _here(path: str) -> str:
-    """Where the cache here keeps it: an autotuner in an entry names the directory that the entry was made in.
+    """Return where this process's cache keeps ``path``: an autotuner in an entry names the directory it was made in.
 
-    That may be gone, or be another user's, which this one may not enter.
+    That directory may be gone, or be another user's, which this one may not enter.
     """
     above, name = os.path.split(path)
     folder = os.path.basename(above)
@@ -138,7 +138,7 @@ def read_best(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
 
 
 def _where(instance: Any, results: _Results) -> str:
-    """Where the result lies: torch asks the remote cache for what the local one lacks."""
+    """Return where the result is stored, for messages: torch asks the remote cache for what the local one lacks."""
     remote, local = instance.remote_cache, instance.local_cache
     return str(local[1]) if local and (results.found or not remote) else loading.describe_remote(remote and remote[0])
 
@@ -229,7 +229,7 @@ def get_local_cache(wrapped: Callable[..., Any], instance: Any, args: Any, kwarg
 
 
 def _is_measured(value: Any) -> bool:
-    """Whether it is a measurement, or measurements nested by operation and so on, or by cache key."""
+    """Tell whether ``value`` is a measurement, or measurements nested by operation and so on, or by cache key."""
     if isinstance(value, dict):
         return all(map(_is_measured, value.values()))
     return value is None or isinstance(value, (int, float))

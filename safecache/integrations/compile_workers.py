@@ -1,4 +1,4 @@
-"""What Inductor's compile workers receive and return. Imports torch: with the first pool of workers."""
+"""Messages to and from Inductor's compile workers. Imports torch: with the first pool of workers."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ __all__ = ["WorkerPickler"]
 
 
 class WorkerPickler(SubprocPickler):  # type: ignore[misc]
-    """Pickles jobs as torch's does, with what a worker cannot know.
+    """Pickler of jobs, as torch's, which adds what a worker cannot know.
 
-    A secret by which it attests its builds if there is no signing key, and for how long the remote is left alone, which
-    each worker would have to find out for itself. Jobs and results say whether their sender seals nothing more.
+    A secret by which it attests its builds if there is no signing key. For how long the remote is suspended, which each
+    worker would have to find out. Jobs and results say whether their sender seals nothing more.
     """
 
     def dumps(self, obj: object) -> bytes:
-        """The bytes of a job or, in a worker, of its result."""
+        """Return the bytes of a job or, in a worker, of its result."""
         secret, failing = (b"", {}) if config.is_compile_worker() else _handed_down()
         has_stopped = keyring.has_stopped()
         is_plain = not secret and not failing and not has_stopped
@@ -33,7 +33,7 @@ class WorkerPickler(SubprocPickler):  # type: ignore[misc]
         return pickled
 
     def loads(self, data: bytes) -> object:
-        """A result or, in a worker, a job, whose error reaches the compile as what it is, if nobody may swallow it."""
+        """Return a result or, in a worker, a job; a strict error of the job reaches the compile with its own type."""
         found: Any = super().loads(data)
         return partial(_done, found) if config.is_compile_worker() else found
 

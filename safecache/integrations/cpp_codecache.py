@@ -86,7 +86,7 @@ def _spare(lock: lock_guards.Lock) -> None:
 
 
 def _as_fault(error: Exception) -> Exception:
-    """In default mode, a library that was replaced since it was verified is a fault of its directory."""
+    """Return the error; in default mode, for a library replaced since it was verified, a fault of its directory."""
     if not isinstance(error, EntryRefusedError) or config.current().strict:
         return error
     return directory_faults.Immovable(errno.EPERM, str(error), config.cache_directory())
@@ -135,8 +135,8 @@ def precompile_header(wrapped: Callable[..., Any], instance: Any, args: Any, kwa
         if fault is None:
             raise
         waits.breaker.now.leave_alone("headers", _PATIENCE)
-        message = f"no headers can be precompiled in {place}: {fault.text}."
-        events.report(fault.reason, message, cause=place, remedy=_REMEDY, error=error)
+        message = f"cannot precompile headers in {place}"
+        events.report(fault.reason, message, why=fault.text, cause=place, remedy=_REMEDY, error=error)
         return None
 
 
@@ -249,10 +249,10 @@ def check_build(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: A
     if not usable and mounts.forbids_execution(cache):
         events.report(
             Reason.NOT_EXECUTABLE,
-            "torch cannot tell which vector instructions this CPU has, and compiles slow kernels without any: "
-            f"its probe is{loads.advice(cache, 'TORCHINDUCTOR_CACHE_DIR')}",
+            "torch cannot detect this CPU's vector instructions, and compiles slow kernels without them",
+            why=f"its probe is{loads.advice(cache, 'TORCHINDUCTOR_CACHE_DIR')}".removesuffix("."),
             cause=cache,
-            remedy="If only a warm cache is read, TORCHINDUCTOR_VEC_ISA_OK=1 does without the probe.",
+            remedy="If you only read a warm cache, TORCHINDUCTOR_VEC_ISA_OK=1 skips the probe.",
         )
     return usable
 

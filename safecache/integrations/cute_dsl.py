@@ -234,7 +234,7 @@ def _settle(path: str) -> bool:
         return sources.settle_side_file(path, os.path.dirname(path))
     except Immovable as error:
         refusal = error.refusal or Refusal(Reason.UNREADABLE, error.evidence)
-        report.refuse(refusal, Kind.NATIVE_CODE, path, "It cannot be moved away, and is compiled anew at each start.")
+        report.refuse(refusal, Kind.NATIVE_CODE, path, "It cannot be quarantined; every start recompiles it.")
         raise
 
 

@@ -31,7 +31,7 @@ _WHY = "DeepGEMM loads any cubin that lies in the directory of a kernel's name, 
     issue="https://github.com/sgl-project/sglang/blob/v0.5.23/python/sglang/srt/layers/deep_gemm_wrapper/compile_utils.py#L51",
 )
 def redirect_kernels(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    """What a server calls before DeepGEMM's first kernel: afterwards DeepGEMM finds what verifies, and nothing else.
+    """Redirect DeepGEMM's kernels before the first is looked up: afterwards DeepGEMM finds verified kernels only.
 
     Raises EntryRefusedError in strict mode for kernels that nobody has sealed.
     """

@@ -73,7 +73,7 @@ def _name() -> str:
 
 
 def _loaded(kind: Kind, data: bytes, name: Callable[[], str], load: Callable[[], Any]) -> Any:
-    """What ``load`` makes of the bytes, once they are verified. A lookup, but for a function within a model."""
+    """Verify the bytes, and return what ``load`` makes of them. Counts as a lookup, except within a model's load."""
     if searches.is_under_way(Kind.AOT_MODEL):
         artifacts.require(kind, data)
         return load()
@@ -118,7 +118,7 @@ class _GraphPickle(SealingPickle):
     """The pickle module, except that every graph is sealed, and verified before it is unpickled."""
 
     def dumps(self, obj: object, *args: Any, **kwargs: Any) -> bytes:
-        """As pickle.dumps, with a seal appended while enabled; what it raises then names the path to the culprit."""
+        """Pickle ``obj``, and seal the bytes while enabled; an error that occurs then names the path to the culprit."""
         if not self._self_enabled():
             return super().dumps(obj, *args, **kwargs)
         try:
@@ -131,7 +131,7 @@ class _GraphPickle(SealingPickle):
         return saving.seal_payload(content, Kind.AOT_GRAPH)
 
     def loads(self, data: bytes, *args: Any, **kwargs: Any) -> Any:
-        """As pickle.loads. Raises RefusedArtifactError, in default mode too, for a refused graph."""
+        """Unpickle ``data`` once it is verified. Raises RefusedArtifactError, in default mode too, if refused."""
         if self._self_enabled():
             artifacts.require(Kind.AOT_GRAPH, data)
         return self.__wrapped__.loads(data, *args, **kwargs)
@@ -236,16 +236,16 @@ def load_package(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: 
 
 
 def _is_crashing(package: Any, path: str, root: str) -> bool:
-    """Whether processes have died of a graph in it; reported, if so. Torch fails if it does not load later."""
+    """Tell whether processes have died of a graph in it; reported, if so. Torch fails if it does not load later."""
     found = (artifacts.load_refusal(getattr(each, "content", None), root) for each in package.backends.values())
     refusal = next(filter(None, found), None)
     if refusal is not None:
-        report.refuse(refusal, Kind.DYNAMO_PACKAGE, path, "The function is compiled anew.")
+        report.refuse(refusal, Kind.DYNAMO_PACKAGE, path, "Recompiling the function.")
     return refusal is not None
 
 
 def _is_of(fn: Callable[..., Any], key: str, content: bytes, path: str) -> bool:
-    """Whether the entry is of this very function: torch's key is only its name and first line, whatever the file."""
+    """Tell whether the entry is of this very function: torch's key is only its name and first line, in any file."""
     innermost = sys.modules["torch._dynamo.eval_frame"].innermost_fn(fn)
     here = provenance.digest_code(innermost.__code__, of=innermost.__module__, line=True)
     there = artifacts.sealed_provenance(Kind.DYNAMO_PACKAGE, _package_key(key), content).get(_FUNCTION)
@@ -313,7 +313,7 @@ def lookup_remote_cache_entry(wrapped: Callable[..., Any], instance: Any, args: 
     issue="https://github.com/pytorch/pytorch/blob/v2.15.0/torch/_dynamo/pgo.py#L1029",
 )
 def put_local_code_state(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> None:
-    """put_local_code_state: sealed, and copied to the shared level if there is one."""
+    """put_local_code_state: sealed, and copied to the shared tier if there is one."""
 
     def put(cache_key: str) -> None:
         wrapped(cache_key)

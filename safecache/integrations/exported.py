@@ -104,7 +104,7 @@ class _Torch(wrapt.ObjectProxy[Any]):
     """The module torch, as archives are read with it: nothing but weights is unpickled of a restricted one."""
 
     def load(self, *args: Any, **kwargs: Any) -> Any:
-        """As torch.load."""
+        """Call torch.load, limited to weights while a restricted archive is read."""
         if not restricted.is_on():
             return self.__wrapped__.load(*args, **kwargs)
         return _load_weights(lambda: self.__wrapped__.load(*args, **kwargs | {"weights_only": True}))
@@ -121,7 +121,7 @@ class _Bindings(wrapt.ObjectProxy[Any]):
 
 class _Pickle(wrapt.ObjectProxy[Any]):
     def loads(self, *args: Any, **kwargs: Any) -> Any:
-        """As pickle.loads."""
+        """Call pickle.loads, unless a restricted archive is read: that is refused."""
         if restricted.is_on():
             raise _refuse("a pickle")
         return self.__wrapped__.loads(*args, **kwargs)
@@ -129,7 +129,7 @@ class _Pickle(wrapt.ObjectProxy[Any]):
 
 class _Sympy(wrapt.ObjectProxy[Any]):
     def sympify(self, expression: Any, *args: Any, **kwargs: Any) -> Any:
-        """As sympy.sympify, which evaluates text as Python."""
+        """Call sympy.sympify, which evaluates text as Python; of a restricted archive, only a plain formula."""
         is_made = isinstance(expression, self.__wrapped__.Basic)
         functions = kwargs.get("locals") or {}
         if restricted.is_on() and not is_made and not restricted.is_plain_expression(str(expression), functions):
@@ -139,7 +139,7 @@ class _Sympy(wrapt.ObjectProxy[Any]):
 
 class _Importlib(wrapt.ObjectProxy[Any]):
     def import_module(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        """As importlib.import_module, of a class that a tree of inputs has in it."""
+        """Import the module of a class that a tree of inputs has in it; of a restricted archive, only builtins."""
         if restricted.is_on() and name != "builtins":
             raise _refuse(f"a class of the module {name[:100]}")
         return self.__wrapped__.import_module(name, *args, **kwargs)

@@ -1,4 +1,4 @@
-"""What Inductor generates: sources, written and read back to be executed, and the libraries built from them."""
+"""Files that Inductor generates: sources, written and read back to be executed, and the libraries built from them."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def triton_key(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: An
 
 
 def _is_stocks(function: Any, top: str) -> bool:
-    """Whether this is torch's or Triton's own function; a replacement might hash something else each time."""
+    """Tell whether this is torch's or Triton's own function; a replacement might hash something else each time."""
     code = getattr(getattr(function, "__wrapped__", function), "__code__", None)
     return code is not None and str(code.co_filename).startswith(os.path.join(top, ""))
 

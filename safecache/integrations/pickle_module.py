@@ -21,7 +21,7 @@ class SealingPickle(wrapt.ObjectProxy[Any]):
         self._self_enabled = enabled
 
     def dumps(self, obj: object, *args: Any, **kwargs: Any) -> bytes:
-        """As pickle.dumps, but the bytes of an entry are sealed."""
+        """Pickle ``obj``, and seal the bytes if they are an entry. Like pickle.dumps otherwise."""
 
         def pickled() -> bytes:
             content: bytes = self.__wrapped__.dumps(obj, *args, **kwargs)
@@ -30,7 +30,7 @@ class SealingPickle(wrapt.ObjectProxy[Any]):
         return saving.dump(obj, pickled) if self._self_enabled() else pickled()
 
     def loads(self, data: Any, *args: Any, **kwargs: Any) -> Any:
-        """As pickle.loads, but during a load for the verified bytes only."""
+        """Unpickle ``data``; during a load, only the verified bytes. Like pickle.loads otherwise."""
         return artifacts.unpickle(data, lambda: self.__wrapped__.loads(data, *args, **kwargs))
 
 

@@ -18,7 +18,7 @@ __all__ = ["load", "read_artifact", "to_cache_bytes", "write_artifact"]
 
 @verifier(
     "torch._precompile:PrecompiledModule.to_cache_bytes(self, python_code=)",
-    why="Stock torch binds cache to source only by an unkeyed SHA-256, which anyone who alters both can compute anew.",
+    why="Stock torch binds cache to source only by an unkeyed SHA-256, which anyone who alters both can recompute.",
     issue="https://github.com/pytorch/pytorch/blob/v2.14.1/torch/_precompile.py",
     since=(2, 14),
     until=(2, 15),

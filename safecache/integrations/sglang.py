@@ -108,9 +108,15 @@ def find_library(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: 
                     return found
             except Immovable as error:
                 if _objection(file.root) is None:  # else it is built in a private directory, which is reported
-                    message = f"{file.path}: {error.evidence}."
-                    remedy = "Each start builds it anew; remove it."
-                    events.report(Reason.UNUSABLE_DIRECTORY, message, cause=file.path, remedy=remedy, error=error)
+                    message, remedy = f"cannot replace {file.path}", "Every start rebuilds it. Help: remove it"
+                    events.report(
+                        Reason.UNUSABLE_DIRECTORY,
+                        message,
+                        why=error.evidence,
+                        cause=file.path,
+                        remedy=remedy,
+                        error=error,
+                    )
                 return None
 
     return find(*args, **kwargs)

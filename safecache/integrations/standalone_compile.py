@@ -61,7 +61,7 @@ def load(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> 
             can_compile = compiles.current.can_compile and not _is_of_memory(error)
             if can_compile and not events.refusals():
                 evidence = f"it does not load ({type(error).__name__}: {next(iter(str(error).splitlines()), '')})"
-                refusal = Refusal(Reason.DAMAGED, evidence, "vLLM compiles it again, and replaces it.")
+                refusal = Refusal(Reason.DAMAGED, evidence, "vLLM recompiles it, and replaces it.")
                 report.refuse(refusal, Kind.OTHER, path)
             refused = events.refusals()
             if refused and (can_compile or _is_miss(error)):
@@ -117,7 +117,7 @@ class _VerifyingPickle(wrapt.ObjectProxy[Any]):
         self._self_enabled = enabled
 
     def load(self, file: Any) -> Any:
-        """As pickle.load. Raises RefusedArtifactError, in default mode too, for a refused entry."""
+        """Unpickle a verified entry from ``file``. Raises RefusedArtifactError, in default mode too, if refused."""
         if not self._self_enabled():
             return self.__wrapped__.load(file)
         path = file.name
@@ -139,15 +139,15 @@ class _VerifyingPickle(wrapt.ObjectProxy[Any]):
     issue="https://github.com/pytorch/pytorch/blob/v2.15.0/torch/_inductor/standalone_compile.py#L244",
 )
 def verifying_pickle(module: Any, *, enabled: Callable[[], bool]) -> Any:
-    """What takes the place of the module ``pickle``, only to read the entries of an artifact that is unpacked.
+    """Return a proxy of the module ``pickle`` that verifies the entries of an artifact that is unpacked.
 
-    These include whatever lay in the directory before and could not be removed.
+    These include whatever the directory held before and could not be removed.
     """
     return _VerifyingPickle(module, enabled)
 
 
 def _is_of_reader(error: Exception) -> bool:
-    """Whether torch found that the bytes are not what it has written, by their checksum, header or sizes."""
+    """Tell whether torch found that the bytes are not what it has written, by their checksum, header or sizes."""
     where = error.__traceback__
     while where is not None and where.tb_next is not None:
         where = where.tb_next
@@ -156,7 +156,7 @@ def _is_of_reader(error: Exception) -> bool:
 
 
 def _is_of_memory(error: Exception) -> bool:
-    """Whether there is no room for it, nor would be for another."""
+    """Tell whether the error is for lack of memory: there would be none for another entry either."""
     return isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
 
 

@@ -183,7 +183,7 @@ def _is_exposed(path: str) -> bool:
     objection = ownership.why_exposed(path)
     if objection is not None and os.path.lexists(path):
         message = f"others can write to TileLang's cache {path}"
-        remedy = "Each process compiles its kernels anew. Help: take that permission from them, with chmod -R go-w"
+        remedy = "Each process recompiles its kernels. Help: take that permission from them, with chmod -R go-w"
         events.report(Reason.EXPOSED_DIRECTORY, message, why=objection, cause="TileLang", remedy=remedy)
     return objection is not None
 
@@ -247,6 +247,6 @@ def _settle(directory: str, names: Sequence[str]) -> bool:
         try:
             accepted.append(gate.accept_or_quarantine(file, partial(refusal._replace, found=status)))
         except Immovable as error:
-            report.refuse(error.refusal or refusal, file.kind, path, "It is left there, and compiled anew.")
+            report.refuse(error.refusal or refusal, file.kind, path, "Recompiling it; the file stays.")
             accepted.append(False)
     return all(accepted) and not _has_exposed(directory, found)

@@ -218,7 +218,7 @@ def remote_get_group(wrapped: Callable[..., Any], instance: Any, args: Any, kwar
 
 
 def _awaited(search: Search, directory: str, filename: str) -> dict[str, str] | None:
-    """What a process has compiled that this one has waited for; None where this one is to compile."""
+    """Return the group that this process has waited for another to compile; None where this one has to compile it."""
     flight = plugs.single_flight.wait_or_lead(search.ref, search.took)
     if flight is None:
         return None
@@ -235,7 +235,7 @@ def _search(directory: str, filename: str) -> AbstractContextManager[Search]:
 
 
 def _request(filename: str) -> KernelRequest | None:
-    """What this thread is about to compile, if ``filename`` is the name of its metadata."""
+    """Return what this thread is about to compile, if ``filename`` is the name of its metadata."""
     request: KernelRequest | None = compiles.current.kernel
     return request if request is not None and filename == request.metadata else None
 
@@ -271,7 +271,7 @@ def _is_cache(manager: Any) -> bool:
 
 
 def _role(manager: Any) -> str:
-    """What a manager was made for: one of a user's whose __init__ does not call ours is known by its directory."""
+    """Return "cache", "override" or "dump": by the manager's directory, if a user's __init__ does not call ours."""
     known: str | None = getattr(manager, _ROLE, None)
     if known is not None:
         return known

@@ -66,9 +66,10 @@ def make_launcher(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs:
         text = f"{type(error).__name__}: {error}"
         events.report(
             Reason.STOOD_DOWN,
-            f"a launcher stays as torch made it: {text}.",
+            "cannot make a launcher picklable",
+            why=text,
             cause=text,
-            remedy="An entry that refers to it is not saved; a newer safecache may know this kind of kernel.",
+            remedy="Entries that refer to it are not saved. Help: upgrade safecache, which may know this kernel",
             error=error,
         )
         return function
@@ -169,7 +170,7 @@ def read_and_emit(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs:
 
 
 def _has_binaries(autotuner: Any) -> bool:
-    """Whether all binaries are found; else the kernel is compiled, which torch would say in a traceback."""
+    """Tell whether all binaries are found; else the kernel is compiled, which torch would say in a traceback."""
     try:
         for result in autotuner.compile_results:
             result.reload_cubin_path()

@@ -89,7 +89,7 @@ def init_kernel(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: A
 
 
 def _directory(hash: str) -> str:
-    """Where the kernel lies with this hash of its cache key, in hex: triton.runtime.cache, get_cache_manager()."""
+    """Return the directory of the kernel with this hash of its cache key, in hex, like Triton's get_cache_manager()."""
     name = base64.b32encode(bytes.fromhex(hash)).decode().rstrip("=")
     return os.path.join(sys.modules["triton"].knobs.cache.dir, name)
 

@@ -74,7 +74,7 @@ class _SendingOs(wrapt.ObjectProxy[Any]):
         self._self_enabled = enabled
 
     def replace(self, source: Any, target: Any, *rest: Any, **named: Any) -> None:
-        """As os.replace."""
+        """Rename ``source`` to ``target``, as os.replace, and send the file to the tiers if it is a model."""
         self.__wrapped__.replace(source, target, *rest, **named)
         if self._self_enabled():
             vllm_files.send_model(os.fspath(target))

@@ -1,4 +1,4 @@
-"""Triton's compiler in processes of its own: the client and its workers, what travels between them, and crashes.
+"""Run Triton's compiler in separate processes: client, workers, protocol and crash reports.
 
 A feature: it may import the core, and no other feature.
 """

@@ -1,7 +1,7 @@
-"""Where Triton's compiles are handed to the service, if the cache has not what they make.
+"""Hand Triton's compiles to the isolation service if the cache does not have the result.
 
-Triton's autotuner compiles a kernel's configurations one by one, each when it is its turn to be measured: here those
-still to come are compiled along with the current one. Nothing that this imports at its top imports Triton.
+Triton's autotuner compiles a kernel's configurations one by one, each just before it is measured. Here those still to
+come are compiled along with the current one. Nothing that this imports at its top imports Triton.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class _Compiled(BaseException):
         self.source, self.key, self.group, self.times = source, key, group, times
 
     def told(self) -> Any:
-        """What triton.compile() returns, once the listener has been called."""
+        """Call Triton's listener, and return what triton.compile() returns."""
         knobs, compiler = sys.modules["triton"].knobs, sys.modules["triton.compiler.compiler"]
         kernel = compiler.CompiledKernel(self.source, self.group, hashlib.sha256(self.key.encode()).hexdigest())
         if knobs.compilation.listener is not None:
@@ -76,9 +76,10 @@ class _Compiled(BaseException):
 
 
 def compile(source: Any, options: tuple[Any, ...], work: Callable[[], Any]) -> Any:
-    """As Compiler.compile(): a file of IR, which it would parse first of all, is compiled before it if it is missing.
+    """Return what ``work``, triton.compile() of ``source``, returns; an IR file is compiled apart before if missing.
 
-    Raises what ``work`` does, and compiling.ahead().
+    Implements Compiler.compile(). Triton would parse the file first, in this process. Raises what ``work`` and
+    compiling.ahead() raise.
     """
     try:
         with compiles.scope(made=_ahead(source, *options) if isinstance(source, str) and is_isolated() else None):
@@ -88,7 +89,7 @@ def compile(source: Any, options: tuple[Any, ...], work: Callable[[], Any]) -> A
 
 
 def _ahead(src: str, target: Any, options: Any, variables: Any) -> Any:
-    """What is made of a file of IR before Triton reads it; None if it is cached, or is to be compiled here."""
+    """Compile the IR file ``src`` before Triton reads it; None if it is cached, or is to be compiled here."""
     from safecache.isolation import compiling
     from safecache.isolation.client import current_limits
 
@@ -122,10 +123,10 @@ def is_isolated() -> bool:
 
 
 def begin() -> None:
-    """As Compiler.begin(): start the server, if kernels are compiled apart and the cache is empty.
+    """Start the server if kernels are compiled apart and the cache is empty. Implements Compiler.begin().
 
-    Otherwise the first miss starts it. This is called before the first cache key is computed: that hashes Triton's
-    500 MB, which takes as long as the start.
+    Otherwise the first miss starts it. Call it before the first cache key is computed: the key hashes Triton's 500 MB,
+    which takes as long as the start.
     """
     if is_isolated():
         _start_if_cold()
@@ -133,7 +134,7 @@ def begin() -> None:
 
 @functools.cache
 def _start_if_cold() -> None:
-    """Once per process, so that one that only hits pays for one look at one directory."""
+    """Start the server if the cache is empty. Looks once per process, so that hits cost one look at one directory."""
     chosen, knobs = config.current(), sys.modules["triton"].knobs
     may_be_elsewhere = chosen.lower or chosen.local or knobs.cache.manager_class or knobs.cache.remote_manager_class
     if may_be_elsewhere or any(getattr(knobs.compilation, name) for name in _OF_THE_COMPILE):
@@ -150,7 +151,7 @@ def _start_if_cold() -> None:
 
 
 def request(request: KernelRequest) -> None:
-    """As Compiler.request(). Raises Asked in a tuning query."""
+    """Raise Asked with ``request`` in a tuning query, else do nothing. Implements Compiler.request()."""
     if compiles.current.asks_kernel:
         raise Asked(request)
 
@@ -158,7 +159,10 @@ def request(request: KernelRequest) -> None:
 def make(
     request: KernelRequest | None, manager: Any, directory: str, found: dict[str, str] | None
 ) -> dict[str, str] | None:
-    """As Compiler.make(). Raises as compiling.obtain()."""
+    """Return ``found``, or else the group of an isolated compile; None if Triton is to compile the kernel here.
+
+    Implements Compiler.make(). Raises what compiling.obtain() raises.
+    """
     if request is None:
         return found
     knobs = sys.modules["triton"].knobs
@@ -224,7 +228,7 @@ class Tuning:
             self.attempts.popitem()[1].close()
 
     def asked(self) -> Iterator[KernelRequest]:
-        """What each configuration that is left would look up; nothing after the first call."""
+        """Yield the lookup of each configuration that is left; nothing after the first call."""
         if self._is_asked:
             return
         from safecache.isolation.values import language_of

@@ -199,7 +199,7 @@ class Service:
             connection.close()
 
     def forget(self) -> None:
-        """In a forked child: drop the parent's server and workers."""
+        """Drop the parent's server and workers, in a forked child."""
         if self._connection is not None:
             self._connection.forget()
         self._begin()
@@ -388,7 +388,7 @@ def workers() -> int:
 
 
 def quota() -> float | None:
-    """The CPU quota of this process's cgroups, the lowest of them, as a number of CPUs; None without a limit."""
+    """Return the lowest CPU quota of this process's cgroups, as a number of CPUs; None without a limit."""
     quotas = (
         limit
         for hierarchy, group in _groups()
@@ -434,7 +434,7 @@ class Limits(NamedTuple):
 
 
 class Request(NamedTuple):
-    """What triton.compile() is about to look up in the cache ``root``: ``key`` is its cache key.
+    """Lookup that triton.compile() is about to make in the cache ``root``, by the cache key ``key``.
 
     ``metadata``: the name of the file that the lookup is for, "" if it is unknown.
     """
@@ -449,7 +449,7 @@ class Request(NamedTuple):
 
     @property
     def hash(self) -> str:
-        """What the kernel's directory is named after."""
+        """SHA-256 of the key, after which the kernel's directory is named."""
         return hashlib.sha256(self.key.encode()).hexdigest()
 
 

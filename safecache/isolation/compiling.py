@@ -42,7 +42,7 @@ __all__ = [
 
 # A kernel has a dozen.
 _MOST_FILES = 64
-_REMEDY = "It is compiled in this process, which a crash of the compiler would end."
+_REMEDY = "A crash of the compiler would end this process."
 
 
 class UnusableError(Exception):
@@ -68,7 +68,8 @@ class Made(NamedTuple):
 
 def in_process(what: str, why: str, error: BaseException | None = None) -> None:
     """Report, once per reason, that ``what`` is compiled in this process."""
-    events.report(Reason.NOT_ISOLATED, f"{what} is not isolated: {why}.", cause=why, remedy=_REMEDY, error=error)
+    message = f"compiling {what} in this process"
+    events.report(Reason.NOT_ISOLATED, message, why=why, cause=why, remedy=_REMEDY, error=error)
 
 
 def obtain(request: Request, manager: Manager) -> Made | None:
@@ -109,7 +110,7 @@ def _attempt(request: Request) -> Attempt:
 
 
 def _others(asked: Iterable[KernelRequest], request: Request) -> Iterator[Request]:
-    """Those of the compiles that were asked for of which the cache has neither the kernel nor a note of a crash."""
+    """Yield the compiles in ``asked`` for which the cache has neither the kernel nor a note of a crash."""
     known = {request.key}
     for each in asked:
         other = Request(*each[:4], each.metadata, request.root, request.limits)
@@ -123,7 +124,7 @@ def _others(asked: Iterable[KernelRequest], request: Request) -> Iterator[Reques
 
 
 def _taken(request: Request, manager: Manager, attempt: Attempt) -> Made | None:
-    """What the worker has made, put into the cache; None if it has rejected the kernel. Raises as obtain() does."""
+    """Put the worker's result into the cache; None if the worker rejected the kernel. Raises what obtain() raises."""
     outcome, directory = attempt.outcome, attempt.directory
     reply = outcome.reply or {}
     error = reply.get("error", {"type": "", "message": ""})
@@ -203,9 +204,9 @@ def run(request: Request) -> Attempt:
 
 
 def run_together(request: Request, others: Iterable[Request]) -> tuple[Attempt, dict[str, Attempt]]:
-    """As run(), with ``others`` in parallel: returns their attempts by key, without those that failed to run.
+    """Compile ``request`` and ``others`` in parallel; return its attempt, and theirs by key without failed ones.
 
-    It returns when all are done, since a measurement meanwhile would be made on a busy machine.
+    Raises what run() raises for ``request``. Waits for all, since a busy machine would falsify a measurement.
     """
     batch = _Batch(request.limits, client.current().size)
     try:
@@ -327,7 +328,7 @@ class Ahead(NamedTuple):
 
     @property
     def name(self) -> str:
-        """What Triton calls the kernel."""
+        """Triton's name of the kernel."""
         found = _ENTRY.search(self.request.source.src)
         return f"@{found[1]}" if found is not None else str(self.request.source.name)
 

@@ -97,7 +97,7 @@ _MOST_SAID = 2000
 
 
 class ServiceUnavailable(Exception):
-    """Nothing can be compiled out of this process; the message says why."""
+    """Error of a service that can compile nothing outside this process; the message says why."""
 
 
 class ServerGoneError(Exception):
@@ -259,12 +259,12 @@ class Connection:
         return status
 
     def forget(self) -> None:
-        """In a forked child: the server belongs to the parent."""
+        """Leave the server to the parent, in a forked child."""
         self._process.returncode = 0  # or Popen warns that it still runs
 
 
 def _paths(imports: tuple[str, ...]) -> list[str]:
-    """This process's sys.path, for a server without site and with another working directory."""
+    """Return this process's sys.path, for a server without site and with another working directory."""
     standard = os.path.dirname(os.__file__)
     paths = [path for path in sys.path if isinstance(path, str)]
     with suppress(FileNotFoundError):  # a working directory that is gone holds no modules

@@ -107,7 +107,7 @@ class Crash(NamedTuple):
             return f"the process ended with exit status {self.number}"
         if self.how == "recovered":
             return "MLIR caught a signal in a pass"
-        by = ", sent by somebody else, perhaps for want of memory" if self.is_by_others else ""
+        by = ", sent by somebody else, perhaps because memory ran out" if self.is_by_others else ""
         is_named = self.number in set(signal.Signals)
         return f"{signal.Signals(self.number).name if is_named else f'signal {self.number}'}{by}"
 
@@ -173,7 +173,7 @@ def remember(root: str, hash: str, note: Note) -> None:
         entry_files.publish(_path(root, hash), sealed, root)
     except OSError as error:
         action = f"write the note of a crash {_path(root, hash)}"
-        report.fail_write(action, error, "Only this process skips the configuration.", root, "TRITON_CACHE_DIR")
+        report.fail_write(action, error, "Only this process skips that configuration.", root, "TRITON_CACHE_DIR")
 
 
 def find(root: str, hash: str, limits: Limits) -> Note | None:
@@ -186,7 +186,7 @@ def find(root: str, hash: str, limits: Limits) -> Note | None:
 
 
 def forget(root: str, hash: str) -> bool:
-    """Remove the note of this hash, so that it is compiled again; return whether there was one. Raises OSError."""
+    """Remove the crash note of the kernel ``hash``, to recompile it; return whether there was one. Raises OSError."""
     known = _known.now.pop((root, hash), None) is not None
     try:
         with folders.open_parent(root, _path(root, hash)) as (folder, name):
@@ -197,12 +197,12 @@ def forget(root: str, hash: str) -> bool:
 
 
 def hashes(root: str) -> list[str]:
-    """The hashes with a note in the cache, valid or not. Raises OSError."""
+    """Return the hashes of kernels with a crash note in the cache ``root``, valid or not. Raises OSError."""
     return [name for name in layout.list_entries(os.path.dirname(_path(root, ""))) if _HASH.fullmatch(name)]
 
 
 def listed(root: str) -> Iterator[tuple[str, Note]]:
-    """The hashes and notes that hold at the limits of their crash. Refused notes are reported. Raises OSError."""
+    """Yield hash and note of each crash that still applies at its own limits. Reports refused notes. Raises OSError."""
     for hash in hashes(root):
         note = _read(root, hash)
         if note is not None and note.holds(Limits(note.crash.number, note.crash.number), time.time()):
@@ -258,11 +258,10 @@ def diagnosed(outcome: Outcome, directory: str) -> Crash | None:
 def skipped(hash: str, note: Note) -> TritonCompileCrash:
     """The error for a configuration that is known to crash."""
     when = units.write_time(note.moment)
-    text = f"kernel {_words(note)} is not compiled: on {when} that crashed Triton's compiler"
-    remedy = f"To have it compiled again: safecache forget {hash[:16]}."
-    message = f"{text}, {_of(note.crash)}."
-    events.report(Reason.CRASHED_BEFORE, message, remedy=remedy)
-    return _error(f"safecache: {message} {remedy}", note)
+    why = f"on {when} that crashed Triton's compiler, {_of(note.crash)}"
+    remedy = f"Help: after a repair, safecache forget {hash[:16]}"
+    events.report(Reason.CRASHED_BEFORE, f"not compiling kernel {_words(note)}", why=why, remedy=remedy)
+    return _error(f"safecache: not compiling kernel {_words(note)}: {why}. {remedy}", note)
 
 
 def confirmed(
@@ -290,9 +289,9 @@ def confirmed(
         parts.append(f"It is skipped from now on (to have it compiled again: safecache forget {request.hash[:16]}).")
     parts.append(f"The report is {report}." if report else f"No report could be written: {problem}.")
     remedy = " ".join(parts)
-    message = f"Triton's compiler crashed on kernel {_words(note)}, {_of(found)}."
-    events.report(Reason.CRASHED, message, cause=request.source.name, remedy=remedy)
-    return _error(f"safecache: {message} {remedy}", note)
+    message, why = f"Triton's compiler crashed on kernel {_words(note)}", _of(found)
+    events.report(Reason.CRASHED, message, why=why, cause=request.source.name, remedy=remedy)
+    return _error(f"safecache: {message}, {why}. {remedy}", note)
 
 
 def _run_again(job: dict[str, Any], limits: Limits, directory: str) -> tuple[Crash | None, Outcome] | None:
@@ -498,7 +497,7 @@ def _read_file(path: str) -> bytes:
 
 
 def list_reports(root: str) -> dict[str, dict[str, Any]]:
-    """The summaries of the reports in the cache by their directories; nothing attests what they say."""
+    """Return the unverified summaries of the crash reports in the cache ``root``, by directory. Raises OSError."""
     parent = ours.metadata_path(root, ours.CRASHES)
     paths = [item.path for item in folders.listed(parent) if not item.name.startswith(".")]
     return {path: summary for path in paths if (summary := _summary(path))}

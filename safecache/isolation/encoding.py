@@ -64,7 +64,7 @@ def replaced_in_front_end() -> str | None:
 
 
 def replaced_in_backend(backend: Any) -> str | None:
-    """As replaced_in_front_end(), for the stages after it; ``backend`` as ``make_backend`` returns it."""
+    """Return the name of a function in the stages of ``backend`` that is not as released; None if all are."""
     # Triton's profiler sets it, in one place up to 3.8 and in another later.
     module = sys.modules.get("triton._instrumentation")
     if getattr(module, "_callbacks", None) or getattr(backend, "instrumentation", None) is not None:
@@ -73,7 +73,7 @@ def replaced_in_backend(backend: Any) -> str | None:
 
 
 class _Area:
-    """Some of Triton's modules and the classes in them, with their content when it was last found to be as released."""
+    """Part of Triton's modules and their classes, with their content when it was last found to be as released."""
 
     def __init__(self, roots: tuple[str, ...], *classes: type) -> None:
         self._roots = roots
@@ -198,7 +198,7 @@ def hindrance_of_knobs() -> str | None:
 
 
 def apply(values: dict[str, dict[str, Any]]) -> None:
-    """In a worker: set exactly these knobs, given as current() returns them."""
+    """Set exactly these knobs in a worker, given as current() returns them."""
     for group, target in _groups().items():
         vars(target).clear()
         # Not by assignment, which sets environment variables.
@@ -210,7 +210,7 @@ def _groups() -> dict[str, Any]:
 
 
 class CannotTravel(Exception):
-    """This compile must stay in this process. The text is the reason, a clause: "… is set to a function"."""
+    """Error of a compile that must stay in this process. The text is the reason, a clause: "… is set to a function"."""
 
 
 class FrontEndError(CannotTravel):

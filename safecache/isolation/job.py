@@ -1,4 +1,4 @@
-"""One compile, in a worker: rebuilds what the parent has encoded, and compiles it with a cache of its own."""
+"""Worker's part of one compile: rebuild what the parent has encoded, and compile it with a separate cache."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ def receive(channel: socket.socket, deadline: float | None = None) -> dict[str, 
 
 
 def receive_with_descriptors(channel: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
-    """As receive(), with the descriptors that came with the message, which the caller must close."""
+    """Return the next message, as receive() does, and its descriptors, which the caller must close."""
     start, descriptors, _, _ = socket.recv_fds(channel, _LENGTH.size, _MOST_DESCRIPTORS)
     try:
         for descriptor in descriptors:

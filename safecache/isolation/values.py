@@ -142,7 +142,7 @@ _NO_MEMBERS |= {"__firstlineno__", "__annotate__"}
 
 
 class UnshippableError(Exception):
-    """This value cannot be rebuilt in another process. The text says which, and why."""
+    """Error of a value that cannot be rebuilt in another process. The text says which, and why."""
 
 
 class UnshippableKernelError(UnshippableError):
@@ -176,7 +176,7 @@ class Encoder:
         return self._other(value)
 
     def encode_used(self, value: Any, use: Use, name: str) -> Any:
-        """As encode(), but a value that cannot be sent and is not needed is left out: {"absent": None}."""
+        """Encode ``value``. If lenient, replace one that is not needed and cannot be sent by {"absent": None}."""
         try:
             return self.encode(value, use)
         except UnshippableError as error:

@@ -1,4 +1,4 @@
-"""Launchers of Triton kernels that pickle, and come back as launchers.
+"""Make launchers of Triton kernels picklable, and rebuild them on load.
 
 Inductor makes a launcher with exec, in a namespace where nothing can look it up, and pickle knows plain functions by
 name only: one reference to a launcher made a whole entry unsaveable (pytorch issues 180911, 181869).
@@ -25,14 +25,14 @@ _PROCESS_LOCAL = frozenset({_RECIPE, "fn", "bin", "_static_kernel_owner"})
 
 
 class Launcher(functools.partial[Any]):
-    """A launcher that works with pickle, copy and cloudpickle, which take along what it is rebuilt from.
+    """Launcher of a Triton kernel that pickle and cloudpickle save, with what it is rebuilt from; a copy is itself.
 
-    A functools.partial without arguments, since that is called without a Python frame in between: a ``__call__`` of
-    our own makes a launch 8 to 14 % slower (H200). It shares the function's ``__dict__``, so that attributes torch sets
-    on either are on both.
+    A functools.partial without arguments, since that is called without a Python frame in between: a ``__call__`` of our
+    own makes a launch 8 to 14 % slower (H200). It shares the function's ``__dict__``, so that attributes torch sets on
+    either are on both.
 
-    After unpickling it loads its kernel at the first call, or when ``fn`` or ``bin`` is read, and raises LauncherError
-    if that fails for a known reason. Its other attributes are available before.
+    After unpickling it loads its kernel at the first call, or when ``fn`` or ``bin`` is read. That raises LauncherError
+    if it fails for a known reason. Its other attributes are available before.
     """
 
     def __new__(cls, function: Callable[..., Any], attributes: dict[str, Any]) -> Launcher:
@@ -69,7 +69,7 @@ class Launcher(functools.partial[Any]):
         return code
 
     def load(self) -> Callable[..., Any]:
-        """The function, loaded if necessary. Raises as kernel_recipe.rebuild() does."""
+        """Return the function, loaded if necessary. Raises as kernel_recipe.rebuild() does."""
         with _loading:
             if isinstance(self.func, _Unloaded):
                 function = kernel_recipe.rebuild(self.func.recipe)
@@ -95,7 +95,7 @@ _loading = ForkLock()
 
 
 def make(function: types.FunctionType, result: Any) -> Launcher:
-    """The Launcher for a function that ``result``, Inductor's CompileResult, has just made."""
+    """Return the Launcher for a ``function`` that ``result``, Inductor's CompileResult, has just made."""
     attributes = vars(function)
     attributes["__module__"] = __name__
     attributes["__name__"] = result.kernel.name
@@ -112,13 +112,13 @@ def revive(recipe: Recipe, attributes: dict[str, Any]) -> Launcher:
 
 
 def share_recipe(launcher: Launcher, function: types.FunctionType) -> None:
-    """Let ``dumps`` treat a function that launches the same kernel like the launcher."""
+    """Let dumps() save ``function``, which launches the same kernel, with the recipe of ``launcher``."""
     for name in (_RECIPE, "__module__", "__name__", "__qualname__"):
         vars(function)[name] = vars(launcher)[name]
 
 
 def dumps(obj: object) -> bytes:
-    """As pickle.dumps, but also saves the functions underlying launchers, which torch keeps for its fast path."""
+    """Return the pickle of ``obj``; functions underlying launchers, which torch keeps, are saved as the launchers."""
     buffer = io.BytesIO()
     _FunctionPickler(buffer).dump(obj)
     return buffer.getvalue()

@@ -1,4 +1,4 @@
-"""What a Triton kernel's launcher is rebuilt from in another process, and copies that hold nothing more."""
+"""Recipes that a Triton kernel's launcher is rebuilt from in another process, and copies that hold nothing more."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _HANDLES = ("module", "function", "_run", "_module_pid")
 
 
 def autotuner(original: Any) -> Any:
-    """A CachingAutotuner as its own prepare_for_pickle leaves it."""
+    """Return a copy of a CachingAutotuner, as its own prepare_for_pickle leaves it; the original stays as it is."""
     function = _never_launched(original.fn)
     memo = {id(original.fn): function}
     results = [compile_result(result, memo) for result in original.compile_results]
@@ -112,7 +112,7 @@ def identify(result: Any, cache_hash: str) -> str:
 
 
 def keep_cubin(result: Any) -> None:
-    """Keep the cubin that a static CompileResult is about to load, for as long as its kernel lives.
+    """Keep in memory the cubin that a static CompileResult is about to load, for as long as its kernel lives.
 
     It is loaded from a private copy if its file cannot be verified. If there is none in memory either, raises OSError,
     EntryRefusedError or UnusableEntry for the file, or what torch raises where there is no file.

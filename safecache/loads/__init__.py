@@ -1,4 +1,4 @@
-"""Loads and compiles that fail for what surrounds them: explained, with a remedy.
+"""Explain loads and compiles that fail because of their environment, with a remedy.
 
 May import the rooms up to signing.
 """
@@ -44,9 +44,9 @@ _PATH = re.compile(rf"(/[^\n:]+): {REFUSED}")
 
 
 def explain_load(wrapped: Callable[..., Any], args: Any, kwargs: Any, variable: str | None) -> Any:
-    """Call ``wrapped``; if a noexec mount refused a load, raise its error with an explanation, any other unchanged.
+    """Call ``wrapped``, which loads code, and return its result; explain an error that a noexec mount has caused.
 
-    ``variable``: the environment variable that moves this cache; None if none does.
+    ``variable``: the environment variable that moves this cache; None if none does. Other errors are raised unchanged.
     """
     try:
         return wrapped(*args, **kwargs)
@@ -69,12 +69,15 @@ def explained(error: BaseException, variable: str | None) -> BaseException | Non
 
 
 def is_explained(error: BaseException) -> bool:
-    """Whether ``explained``, or a patched source, has made this error."""
+    """Tell whether the error's text has an explanation already: from explained(), or from a patched source."""
     return _NOEXEC in str(error)
 
 
 def advice(path: str, variable: str | None) -> str:
-    """On which mount ``path`` lies, and how to move it to a directory of this machine where code can be loaded."""
+    """Return a clause, after "the file is": on which noexec mount ``path`` is, and which directory to use instead.
+
+    ``variable``: the environment variable that names another directory; None if there is none.
+    """
     mount = mounts.mount_of(path)
     said = f" on {mount or 'a file system'}, which {_NOEXEC}"
     if variable is None:
@@ -87,7 +90,7 @@ def advice(path: str, variable: str | None) -> str:
 
 
 def substitute(variable: str) -> tuple[str, str] | None:
-    """A directory of this machine that was found writable and fit to load code from, and a shell line to paste.
+    """Return a directory of this machine that is writable and fit to load code from, and a shell line to paste.
 
     The line sets ``variable`` to a place there. None if no such directory was found.
     """
@@ -100,7 +103,7 @@ def substitute(variable: str) -> tuple[str, str] | None:
 
 
 def set_line(variable: str, directory: str = "DIR") -> str:
-    """A shell line that has ``variable`` name the directory; SAFECACHE_TIERS, as the local level."""
+    """Return a shell line that sets ``variable`` to the directory; SAFECACHE_TIERS gets it as the local tier."""
     return f"export {variable}={directory}{',cache' if variable == 'SAFECACHE_TIERS' else ''}"
 
 
@@ -161,10 +164,10 @@ class ExplainedProcessError(subprocess.CalledProcessError):
 
 
 def explain_build(wrapped: Callable[..., Any], args: Any, kwargs: Any, purpose: str, *, language: str) -> Any:
-    """Call ``wrapped``, which runs a compiler; an error for lack of a compiler, or of Python.h, is raised explained.
+    """Call ``wrapped``, which runs a compiler, and return its result; explain an error for lack of it or of Python.h.
 
-    It has the same type, and the original as its cause. Any other error is raised unchanged. ``purpose``: a clause on
-    what needs the compiler; ``language``: "C" or "C++".
+    ``args``, ``kwargs``: of ``wrapped``. ``purpose``: a clause on what needs the compiler. ``language``: "C" or "C++".
+    The explained error has the same type, and the original as its cause. Any other error is raised unchanged.
     """
     try:
         return wrapped(*args, **kwargs)
@@ -254,7 +257,7 @@ def _preprocesses(command: list[str], source: str) -> bool:
 
 
 def install(what: str) -> str:
-    """How to install, on this distribution, a "C" or "C++" compiler, or Python's "headers"."""
+    """Return a sentence on how to install a "C" or "C++" compiler, or Python's "headers", on this distribution."""
     packages = _packages()
     if packages is None:
         return "Install Python's development headers" if what == "headers" else f"Install a {what} compiler"
@@ -276,7 +279,7 @@ def _packages() -> _Packages | None:
 
 
 def appended(error: Exception, said: str) -> Exception:
-    """An error of the same type and with the same attributes, with ``said`` appended to its text."""
+    """Return an error of the same type and with the same attributes, with ``said`` appended to its text."""
     if isinstance(error, subprocess.CalledProcessError):
         explained = ExplainedProcessError(error.returncode, error.cmd, error.output, error.stderr)
         explained.explanation = said

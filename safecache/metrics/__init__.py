@@ -1,4 +1,4 @@
-"""What this process counts, for Prometheus, and what all processes of a run have counted.
+"""Export counters to Prometheus, of this process and of all processes of a run.
 
 Each process writes its own file, in the format of prometheus_client's multiprocess mode. If that mode is on, the file
 lies beside the server's, which sums up all of them; otherwise in a directory of the run, which a collector of ours sums
@@ -57,7 +57,7 @@ _SIZE = 1 << 16
 
 
 class Durations:
-    """A histogram of seconds: for each bound, how many values are at most that and above the previous bound."""
+    """Histogram of seconds: for each bound, how many values are at most that and above the previous bound."""
 
     def __init__(self) -> None:
         self.total = 0.0
@@ -70,14 +70,14 @@ class Durations:
 
 
 class MetricsFile:
-    """A file for the counters, and one for the histogram, each created at its first value. Writing raises OSError."""
+    """Files of counters and of the histogram, each created at its first value. Writing raises OSError."""
 
     def __init__(self, directory: str) -> None:
         self._directory = directory
         self._kinds: dict[str, Any] = {}
 
     def write_count(self, name: str, value: int) -> None:
-        """State how often this process has counted ``name``: a value of Count or Reason, or a label of lookups."""
+        """Write how often this process has counted ``name``: a value of Count or Reason, or a label of lookups."""
         if name in _REMOTE:
             (metric, text), labels, unit = _REMOTE[name]
             self._write("counter", metric, f"{metric}_total", labels, text, value * unit)
@@ -140,7 +140,7 @@ _REMEDY = "pip install 'safecache[metrics]'"
 
 
 class _Program:
-    """Keep what stays in a forked child, and after reset()."""
+    """State that a forked child and reset() keep."""
 
     is_started = is_on = False
     # The pid of the process that made the directory of the run; 0 if the directory is inherited.
@@ -201,7 +201,7 @@ def start() -> None:
 
 
 def show() -> None:
-    """As register(), if this process counts, but reports a failure as a warning instead of raising."""
+    """Call register() if this process counts; log a failure as a warning instead of raising."""
     try:
         if _program.is_on:
             register()

@@ -1,4 +1,4 @@
-"""What upstream's cache keys leave out: sealed with what is compiled, and compared before that is used.
+"""Fingerprint what upstream's cache keys leave out: seal it with the entry, compare it before use.
 
 A feature: it may import the core, and no other feature. A seal names the custom ops of its graph, with what each of
 them was. To compare, only those are looked at: the graph is only walked where something is compiled, and where a seal
@@ -73,9 +73,9 @@ _DIGITS = 12
 
 
 class KeyField(NamedTuple):
-    """What is known to be missing from upstream's cache keys: an entry that differs in it is not used.
+    """Row of what upstream's cache keys leave out: an entry that differs in it is not used.
 
-    ``title``: what to call it to a person. ``why``: it changes code. ``issue``: of upstream.
+    ``title``: its name for a person. ``why``: a clause on how it changes code. ``issue``: upstream's, as a link.
     """
 
     title: str
@@ -184,12 +184,12 @@ _state: Part[_State] = Part(_State, inherit)
 
 
 def differs_by_rank() -> bool:
-    """Whether each rank compiles the graph, that this thread looks for, for itself: none has to wait for another."""
+    """Tell whether each rank compiles this thread's graph for itself, so that none has to wait for another."""
     return _merges_collectives() and _told(lambda: operators.collectives_in(compiles.current.graph), False)
 
 
 def note_compile(compiling: Compiling) -> None:
-    """Observer: note what the graph has, for what it becomes a part of too."""
+    """Observe a compile: note the fingerprint of the graph's ops, for its seal and those of entries it is part of."""
     ref, graph = compiling.ref, compiling.graph
     if ref.kind not in ENTRIES:
         return
@@ -215,17 +215,21 @@ def _named_in(graph: Any, kind: Kind) -> tuple[str, ...]:
 
 
 def _told(look: Callable[[], _T], otherwise: _T) -> _T:
-    """What ``look`` returns; ``otherwise`` where something of a user's raises on the way, which is reported."""
+    """Return what ``look`` does; ``otherwise`` where something of a user's raises on the way, which is reported."""
     try:
         return look()
     except Exception as error:
         text = f"{type(error).__name__}: {error}"
-        events.report(Reason.NOT_EXPLAINED, f"what a cache key leaves out was not looked at: {text}.", cause=text)
+        remedy = "Entries are sealed without it, and nothing compares it."
+        events.report(Reason.NOT_EXPLAINED, "cannot fingerprint a graph", why=text, cause=text, remedy=remedy)
         return otherwise
 
 
 def statement(ref: Ref, parts: tuple[Ref, ...] | None = (), made: Any = None) -> dict[str, str]:
-    """As KeyPart.statement(): one field of a seal."""
+    """Return the field of an entry's seal with its fingerprint; empty for a kind without one. See KeyPart.statement().
+
+    ``parts``: the entries that it refers to; None: its graphs are not known. ``made``: what was compiled ahead of time.
+    """
     kind = ref.kind
     if kind.proof.fingerprint is Fingerprint.NOTHING:
         return {}
@@ -249,9 +253,9 @@ def statement(ref: Ref, parts: tuple[Ref, ...] | None = (), made: Any = None) ->
 
 
 def described(provenance: Mapping[str, str]) -> Iterator[tuple[bool, str]]:
-    """What such a seal says, for a person: whether it is compared, and what it is, and was.
+    """Yield each item of a sealed fingerprint, in words, after whether it is compared before the entry is used.
 
-    One that is malformed says nothing.
+    ``provenance``: of the seal. A malformed fingerprint yields nothing.
     """
     stated = _read(provenance) or {}
     for op, parts in sorted(stated.get(_OPS, {}).items()):
@@ -273,7 +277,7 @@ def _described(part: str, name: str, value: object) -> tuple[bool, str]:
 
 
 def refusal(ref: Ref, provenance: Mapping[str, str]) -> Refusal | None:
-    """As KeyPart.refusal()."""
+    """Return why an entry with this sealed provenance does not fit this process; None if it does. See KeyPart."""
     kind, key = ref.kind, ref.key
     if kind.proof.fingerprint is Fingerprint.NOTHING:
         return None
@@ -310,12 +314,12 @@ def _of_ops(ops: dict[str, dict[str, str]], kind: Kind) -> Refusal | None:
             if there.get(part, "") != here.get(part, ""):
                 return _refusal(part, name, there.get(part, ""), here.get(part, ""))
         if is_unseen and here and name not in config.current().assume_unchanged:
-            return Refusal(Reason.STALE, _UNKNOWN.format(name), "Recompiling.", cause=name)
+            return Refusal(Reason.STALE, _UNKNOWN.format(name), cause=name)
     return None
 
 
 def _of_silence(kind: Kind, key: str) -> Refusal | None:
-    """Of an entry from before there were statements, from stock torch, or adopted: it proves nothing."""
+    """Return why an entry without a fingerprint is refused; None unless its graph calls custom ops."""
     compiled = _state.now.compiled
     known = compiled.get((kind, key))
     is_plain = known is not None and not known.get(_OPS)
@@ -339,7 +343,7 @@ def _refusal(part: str, name: str, there: str, here: str) -> Refusal:
     what = f"the {row.title}{f', {name},' if name else ''} {change}"
     evidence = f"{what} since it was compiled, which torch's cache key does not cover ({row.issue})"
     reason = Reason.OTHER_RANK if part == "rank" else Reason.STALE
-    return Refusal(reason, evidence, "Recompiling.", cause=f"{part} {name}")
+    return Refusal(reason, evidence, cause=f"{part} {name}")
 
 
 def _of_surroundings(stated: Mapping[str, Any]) -> Refusal | None:
@@ -352,7 +356,7 @@ def _of_surroundings(stated: Mapping[str, Any]) -> Refusal | None:
 
 
 def note_model(served: Served) -> None:
-    """Observer: note what a model of vLLM is."""
+    """Observe that vLLM loads a model: keep a fingerprint of its modules and settings for lookups and saves."""
     model = served.model
     settings = getattr(model, "vllm_config", None)
     multimodal = getattr(getattr(settings, "model_config", None), "multimodal_config", None)
@@ -374,7 +378,7 @@ def note_model(served: Served) -> None:
 
 
 def _merges_collectives() -> bool:
-    """Whether Inductor's passes put the rank into what they make of collectives: they run after the key is computed."""
+    """Tell whether Inductor's passes put the rank into merged collectives: they run after the key is computed."""
     settings = sys.modules.get("torch._inductor.config")
     distributed = getattr(settings, "aten_distributed_optimizations", None)
     return any(
@@ -435,7 +439,7 @@ def _traced(made: Any) -> Iterable[Any]:
 
 
 def _value_now(part: str, name: str) -> str | None:
-    """What this process has under a ``name`` of a row; None if it cannot tell."""
+    """Return what this process has under a ``name`` of a row; None if it cannot tell."""
     if part == "inlined":
         return functions.named(*name.split(":", 1)) or None
     if part == "values":

@@ -286,12 +286,12 @@ def _function_of(value: Any) -> types.FunctionType | None:
 
 
 def _is_formula(value: Any) -> bool:
-    """Whether torch keeps the formula of a gradient in it."""
+    """Tell whether torch keeps the formula of a gradient in ``value``."""
     return "_backward_fn" in getattr(value, "__dict__", ())
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether it is a constant by itself: nothing that is changed in place, which would differ for having been used."""
+    """Tell whether ``value`` is a constant by itself, not changed in place, which would differ for having been used."""
     if isinstance(value, tuple):
         return all(map(_is_plain, value))
     if isinstance(value, (bool, int, float, complex, str, bytes, type(None))) and not isinstance(value, enum.Enum):

@@ -196,7 +196,7 @@ def _classes(graph: Any) -> set[type]:
 
 
 def collectives_in(graph: Any) -> bool:
-    """Whether ranks meet in the graph."""
+    """Tell whether ranks meet in the graph, in a collective."""
     return any(getattr(target, "namespace", "") in _COLLECTIVES for target in _targets(graph))
 
 
@@ -231,7 +231,7 @@ def find_modules(names: Iterable[str]) -> set[str]:
 
 
 def operator_fingerprint(name: str) -> dict[str, str]:
-    """What the op of this name is now, by the rows of omitted.PARTS; empty if this process has no such op."""
+    """Return the digest or text of each row of omitted.PARTS for the op ``name``; empty if the process lacks it."""
     if name == _PATTERNS:
         patterns = functions.look_into([vars(each) for each in _patterns()])
         _state.now.modules[name] = patterns.modules

@@ -1,4 +1,4 @@
-"""Packs: a cache as one signed file, which is verified and read group by group, without being unpacked.
+"""Packs: a cache as one signed file, verified and read group by group without unpacking.
 
 A feature: it may import the core, and no other feature. As a tier, what a cache lacks is taken from the packs that
 SAFECACHE_TIERS names, which are never written: each is opened once, as something is first looked for in it. Commands
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["candidates", "keep"]
 
 _Result = TypeVar("_Result")
-_REMEDY = "What it has is compiled instead."
+_REMEDY = "Recompiling what it contains. Help: safecache doctor --for PACK"
 _LIBRARY, _EXTRA = "zstandard", "pack"
 
 
@@ -78,8 +78,9 @@ def _find_pack(path: str) -> Pack | None:
             if config.is_installed(_LIBRARY):
                 packs[path] = _attempt(path, partial(archive.opened, path))
             else:
-                text = f"the pack {path} is not used: {_LIBRARY} is not installed."
-                events.report(Reason.UNREADABLE, text, cause=_LIBRARY, remedy=config.install_line(_EXTRA))
+                text, why = f"cannot use pack {path}", f"{_LIBRARY} is not installed"
+                remedy = f"Help: {config.install_line(_EXTRA)}"
+                events.report(Reason.UNREADABLE, text, why=why, cause=_LIBRARY, remedy=remedy)
                 packs[path] = None
         return packs[path]
 
@@ -90,8 +91,9 @@ def _attempt(path: str, work: Callable[[], _Result]) -> _Result | None:
         return work()
     except PackRefusedError as error:
         events.add_refusal(str(error))
-        events.report(Reason(error.reason), str(error), cause=path, remedy=_REMEDY)
+        text, remedy = f"cannot use pack {path}", error.remedy or _REMEDY
+        events.report(Reason(error.reason), text, why=error.why, cause=path, remedy=remedy)
     except OSError as error:
-        text = f"the pack {path} cannot be read: {error.strerror}."
-        events.report(Reason.UNREADABLE, text, cause=path, remedy=_REMEDY, error=error)
+        text, why = f"cannot read pack {path}", f"{error.strerror}"
+        events.report(Reason.UNREADABLE, text, why=why, cause=path, remedy=_REMEDY, error=error)
     return None

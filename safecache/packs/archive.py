@@ -1,8 +1,8 @@
-"""The file: a tar file of what lies in caches, compressed group by group, behind a manifest that is sealed.
+"""Pack file: a tar file of groups from caches, compressed group by group, behind a sealed manifest.
 
-    pack      = frame of the manifest | a frame for each group, see store.wire | frame of the end
-    manifest  = manifest.json, an in-toto Statement, with the row of each group; and manifest.seal, our seal of it
-    end       = two blocks of zeros, as tar has them
+    pack      = frame of the manifest | a frame for each group, see store.wire | frame of the end;
+    manifest  = manifest.json, an in-toto Statement, with the row of each group; and manifest.seal, our seal of it;
+    end       = two blocks of zeros, as tar has them.
 
 The frames make, one after the other, one compressed tar file: `tar --zstd -xf` reads it. Nothing is decompressed, but
 for the manifest, that no trusted key has sealed. Positions are counted from the end of the manifest's frame. The same
@@ -53,9 +53,10 @@ _SIZE = re.compile(rb"[0-7]{11}\0")
 
 
 def beginning(groups: Iterable[Packed], said: Mapping[str, Any]) -> bytes:
-    """The frame of the manifest of these groups, which follow it in this order, with what else is ``said`` in it.
+    """Return the frame of the sealed manifest of ``groups``, whose frames follow it in this order.
 
-    Raises KeyringError without a key to seal it, PackRefusedError where there are too many.
+    ``said``: further fields of the manifest. Raises KeyringError without a key to seal it, PackRefusedError for too
+    many groups.
     """
     import zstandard
 
@@ -76,7 +77,7 @@ def beginning(groups: Iterable[Packed], said: Mapping[str, Any]) -> bytes:
 
 
 def end() -> bytes:
-    """The last frame."""
+    """Return the last frame of a pack, which ends its tar file."""
     import zstandard
 
     return zstandard.ZstdCompressor(level=LEVEL).compress(b"\0" * 2 * _BLOCK)
@@ -97,7 +98,7 @@ class Pack:
             self.by_key[group.ref.kind, group.ref.key].append(group)
 
     def read(self, packed: Packed) -> tuple[File, ...]:
-        """The files of one of its groups, as the manifest names them, each not yet verified by itself.
+        """Return the files of one of its groups, as the manifest names them, each not yet verified by itself.
 
         Raises PackRefusedError for what the manifest does not state, and OSError.
         """
@@ -107,7 +108,7 @@ class Pack:
             raise refused(self.path, f"{packed.name} in it cannot be read ({type(error).__name__})") from error
 
     def check(self, packed: Packed) -> None:
-        """Raises PackRefusedError if the frame of this group is not what the manifest states, and OSError."""
+        """Raise PackRefusedError if the frame of this group is not what the manifest states. Raises OSError."""
         self._frame(packed)
 
     def _frame(self, packed: Packed) -> bytes:
@@ -118,16 +119,17 @@ class Pack:
 
 
 def refused(path: str, why: str, reason: Reason = Reason.DAMAGED, remedy: str = "") -> PackRefusedError:
-    """The error for a pack."""
-    error = PackRefusedError(f"the pack {path} is not used: {why}.{f' {remedy}' if remedy else ''}")
-    error.reason = reason.value
+    """Return the error for a pack that is not used."""
+    error = PackRefusedError(f"cannot use pack {path}: {why}.{f' {remedy}' if remedy else ''}")
+    error.reason, error.why, error.remedy = reason.value, why, remedy
     return error
 
 
 def opened(path: str) -> Pack:
-    """The pack at ``path``. Raises PackRefusedError for what no trusted key has sealed as a pack, and OSError.
+    """Open the pack at ``path`` and verify its manifest. Raises PackRefusedError and OSError.
 
-    Also for one that is cut short, or longer than what was made. What is in its groups is verified as they are read.
+    PackRefusedError: no trusted key has sealed it as a pack, or it is shorter or longer than it was made. Its groups
+    are verified when they are read.
     """
     try:
         file = opening.OpenFile(path, opening.check_regular)
@@ -154,7 +156,7 @@ def opened(path: str) -> Pack:
 
 
 def _first_frame(file: opening.OpenFile) -> tuple[bytes, int]:
-    """What the first frame holds, no more than it states, and where it ends. Raises one of MALFORMED, or OSError."""
+    """Return what the first frame holds, as much as it states, and its end. Raises one of MALFORMED, or OSError."""
     import zstandard
 
     at, left, found = 0, memoryview(file.read(0, _READ)), bytearray()
@@ -180,10 +182,10 @@ def _first_frame(file: opening.OpenFile) -> tuple[bytes, int]:
 
 
 def _untar_manifest(content: bytes) -> bytes:
-    """The manifest with its seal, unverified: of two files with the very headers that wire.tar_member() makes.
+    """Return the manifest with its seal, unverified: two files with the headers that wire.tar_member() makes.
 
-    Nothing vouches for these bytes yet, and a tar file may say many things (a sparse file of any size, headers of
-    headers) before its first file. Raises ValueError.
+    Nothing vouches for these bytes yet. A tar file may contain many things before its first file, such as a sparse file
+    of any size or headers of headers. Raises ValueError.
     """
     found, at = b"", 0
     for name in (_MANIFEST, _SEAL):

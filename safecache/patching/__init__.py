@@ -1,4 +1,4 @@
-"""Which symbols of torch and Triton are hooked, and how hooks are put on and taken off.
+"""Apply and remove hooks on symbols of torch, Triton and servers.
 
 May import the rooms up to launchers.
 """

@@ -1,4 +1,4 @@
-"""Turns the hooks on and off. Activating imports neither torch nor the hooks: they come with what they patch."""
+"""Activation and removal of the hooks. It imports neither torch nor the hooks: they come with what they patch."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ _EXIT_SECONDS = 5.0
 
 
 class _Finder:
-    """Finds the target modules as the finders behind it do, with a loader that patches them after their execution.
+    """Finder of target modules: asks the finders behind it, and adds a loader that patches the executed target.
 
-    Not wrapt's post-import hooks: with those, an exception in a hook fails the import and leaves a second import
-    unpatched, and their loader forwards assignments to the loader that it wraps, which recurses when another finder
+    Not wrapt's post-import hooks. With those, an exception in a hook fails the import and leaves a second import
+    unpatched. Their loader also forwards assignments to the loader that it wraps: it recurses when another finder
     assigns to ``exec_module``.
     """
 
@@ -44,7 +44,7 @@ class _Finder:
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """The spec of a target module, with a loader that patches; None for any other module."""
+        """Return the spec of a target module, with a loader that patches; None for any other module."""
         # A finder ahead of us may have found a target without asking us. Not patched here: importlib holds its global
         # lock while it asks a finder.
         _watch()
@@ -72,7 +72,7 @@ class _Finder:
 
 
 class _PatchingLoader:
-    """Loads a module with ``loader`` and then patches it. The module itself sees ``loader``."""
+    """Loader that loads a module with ``loader`` and then patches it. The module itself sees ``loader``."""
 
     def __init__(self, loader: Any) -> None:
         self._loader = loader
@@ -90,7 +90,7 @@ class _PatchingLoader:
 
 
 class _Hooks:
-    """Those of this process. They stay in a forked child, and after reset()."""
+    """State of this process's hooks. A forked child keeps it, and so does reset()."""
 
     def __init__(self) -> None:
         self.lock = ForkLock()
@@ -113,9 +113,10 @@ _hooks = _Hooks()
 def activate() -> None:
     """Turn the hooks on, after reading the settings again. Idempotent and thread-safe; does not import torch.
 
-    A target that is already imported is patched now, any other right after its import. Raises ConfigError for a
-    setting with a bad value; in strict mode KeyringError if there is no key to verify with, and VerifierError if a
-    verifying hook cannot be put on. A call that raises turns no hook on.
+    A target that is already imported is patched now, any other right after its import. Raises ConfigError for a setting
+    with a bad value. In strict mode raises KeyringError if there is no key to verify with, and VerifierError if a
+    verifying hook cannot be put on. A call that raises turns no hook on; a VerifierError from a target turns all hooks
+    off.
     """
     config.name_run()
     settings = config.reload()
@@ -162,7 +163,10 @@ def _check_strictly() -> None:
 
 
 def deactivate() -> None:
-    """Turn the hooks off: every patched attribute is again the object it was. Idempotent and thread-safe."""
+    """Turn the hooks off: every patched attribute is again the object it was. Idempotent and thread-safe.
+
+    A hook under a wrapper of somebody else stays there, disabled.
+    """
     with _hooks.lock:
         sys.meta_path = [finder for finder in sys.meta_path if finder is not _hooks.finder]
         _hooks.finder = None
@@ -175,17 +179,20 @@ def deactivate() -> None:
 
 
 def is_active() -> bool:
-    """Whether the hooks are on."""
+    """Tell whether the hooks are on."""
     return _hooks.finder is not None
 
 
 def list_hooks() -> list[tuple[str, Hook]]:
-    """Every hook that can be imported, after the name of its unit, in the order of the table. Imports no torch."""
+    """Return (name of its unit, hook) for every hook that can be imported, in the table's order. Imports no torch."""
     return [(unit.name, hook) for unit in units.UNITS for module in unit.modules for hook in _import_hooks(module)[0]]
 
 
 def status() -> list[HookStatus]:
-    """The state of every hook, in the order of the table; of those that cannot be imported, by upstream module."""
+    """Return the state of every hook, in the order of the table. Imports the hooks, but not torch.
+
+    If a module of hooks cannot be imported, its upstream modules are listed in place of its hooks, with the error.
+    """
     from safecache.patching.hook import HookState, HookStatus
 
     found = [
@@ -273,9 +280,9 @@ def _add_installed() -> None:
 
 
 def _prepared(name: str) -> list[Patch]:
-    """The patches of a module, with everything that they need imported.
+    """Return the patches of a module, with everything that they need imported.
 
-    Imports without our lock: an import can wait for another thread's, and that thread for our lock.
+    Imports without holding the lock: an import can wait for another thread's import, and that thread for the lock.
     """
     from safecache.patching.patching import Patch
 
@@ -295,7 +302,7 @@ def _prepared(name: str) -> list[Patch]:
 
 
 def _import_hooks(module: str) -> tuple[list[Hook], Exception | None]:
-    """The hooks of a module of ours, and the error that its import ends in, if it does."""
+    """Return the hooks of one of safecache's modules, and the error of its import, or None."""
     import importlib
 
     from safecache.patching.hook import find_hooks
@@ -308,7 +315,7 @@ def _import_hooks(module: str) -> tuple[list[Hook], Exception | None]:
 
 
 def _say_broken(name: str, what: str, error: Exception) -> None:
-    """Say it once, and note it. Raises VerifierError in strict mode."""
+    """Log the error once, and record it for status(). Raises VerifierError in strict mode."""
     import logging
 
     from safecache.reporting import events

@@ -1,4 +1,4 @@
-"""Describes a hook, by a decorator on the function that is called in place of the upstream one, and its state.
+"""Descriptions of hooks, by a decorator on the function that is called in place of the upstream one, and their states.
 
 Signatures are parameter names in order, "=" after one with a default, "*" before one that is keyword-only, as the
 released wheels have them.
@@ -50,7 +50,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class HookState(str, Enum):
-    """A state of a hook; each equals, and prints as, the word that reports have for it."""
+    """State of a hook. A member equals, and prints as, the word that reports have for it."""
 
     ACTIVE = "active"
     IN_SOURCE = "in the source"
@@ -75,7 +75,7 @@ class HookState(str, Enum):
 
 
 class HookStatus(NamedTuple):
-    """A hook by the ``name`` of its target, its ``state``, the ``reason`` of that state, or "", and its ``unit``."""
+    """State of one hook. ``name``: its target, "module.attribute". ``reason``: for the state; may be ""."""
 
     name: str
     state: HookState
@@ -84,7 +84,7 @@ class HookStatus(NamedTuple):
 
 
 class Hook(NamedTuple):
-    """A function of ours, and the symbol upstream that it wraps: ``hook`` describes the fields."""
+    """Function of safecache and the upstream symbol that it wraps. See hook() for the fields."""
 
     function: Callable[..., Any]
     module: str
@@ -102,12 +102,12 @@ class Hook(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Its target, as status() and warnings name it."""
+        """Target of the hook, "module.attribute", as in status() and warnings."""
         return f"{self.module}.{self.attribute}"
 
     @property
     def label(self) -> str:
-        """Its function, as the table of sinks names it: ``module:function`` of safecache.integrations."""
+        """Function of the hook in the notation of sinks.txt: ``module:function``, below safecache.integrations."""
         module = self.function.__module__.removeprefix("safecache.").removeprefix("integrations.")
         return f"{module}:{self.function.__name__}"
 
@@ -134,16 +134,14 @@ def hook(
     needs: str = "",
     instead: str = "",
 ) -> Callable[[Function], Function]:
-    """Describe what a function wraps: each target, ``module:attribute``, whose signature is one of these.
+    """Decorate a function as the hook on each of ``targets``, ``module:attribute`` or ``module:attribute(signature)``.
 
-    A single target can have the first of them behind it, in brackets.
-
-    ``why``: the defect upstream; ``issue``: a link to it. ``verifies``: it seals, verifies, or makes sure that what is
-    refused is recompiled, so strict mode starts with nothing that lacks it. ``since``: the first torch with the symbol;
-    ``until``: the first that does not need the hook. ``copies``: modules that import the symbol by name. ``marker``: an
-    attribute that the module has if a source patch (patches/) does all of the hook's work. ``needs``: the package
-    without which the module cannot be imported, by default its own. ``instead``: the hook that upstream supports, and
-    why it does not do.
+    ``signatures``: those that the target may have; with any other the hook stands down. ``why``: the defect upstream;
+    ``issue``: a link to it. ``verifies``: the hook seals, verifies, or makes sure that a refused file is recompiled.
+    Strict mode does not start without such a hook. ``since``: the first torch with the symbol. ``until``: the first
+    that does not need the hook. ``copies``: modules that import the symbol by name. ``marker``: an attribute that the
+    module has if a source patch (patches/) does all of the hook's work. ``needs``: the package without which the module
+    cannot be imported, by default its own. ``instead``: the hook that upstream supports, and why that is not enough.
     """
 
     def describe(function: Function) -> Function:
@@ -164,6 +162,6 @@ verifier = partial(hook, verifies=True)
 
 
 def find_hooks(module: ModuleType) -> list[Hook]:
-    """Return the hooks that the functions of a module of ours are, in the order of its text."""
+    """Return the hooks described in one of safecache's modules, in the order of its text."""
     functions = [each for each in vars(module).values() if isinstance(each, FunctionType)]
     return [row for each in functions if each.__module__ == module.__name__ for row in vars(each).get(_HOOKS, ())]

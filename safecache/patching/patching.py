@@ -1,4 +1,4 @@
-"""Puts a hook on its target and takes it off again; stands down, with a report, if the target is not as expected."""
+"""Application of a hook to its target, and its removal; a hook stands down, with a report, on an unexpected target."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ __all__ = ["Patch", "StandDown", "StandDownError", "check_version", "signature_o
 
 
 _DEEPEST_CHAIN = 100
-_REMEDY = "What it guards is as in stock torch; a newer safecache may know this release."
+_REMEDY = "That function works as in stock torch. Help: upgrade safecache, which may know this release"
 _STRICT_REMEDY = (
     "Strict mode refuses to start. Help: upgrade safecache (this release supports torch {}.{} to before {}.{}), or set"
     " SAFECACHE_STRICT=0 to run without this check"
@@ -43,7 +43,7 @@ _STRICT_REMEDY = (
 
 
 class StandDown(Enum):
-    """Why a hook was not put on."""
+    """Reason why a hook was not put on."""
 
     UNKNOWN_VERSION = "unknown torch version"
     NOT_FOUND = "not found"
@@ -52,7 +52,7 @@ class StandDown(Enum):
 
 
 class StandDownError(Exception):
-    """The target differs from what the table says."""
+    """Difference between a target and its description in the table; ``why``: its class."""
 
     def __init__(self, why: StandDown, detail: str) -> None:
         super().__init__(f"{why.value}: {detail}")
@@ -60,20 +60,20 @@ class StandDownError(Exception):
 
 
 class _Layer:
-    """A wrapper that was put on a target. While disabled it passes every call straight through."""
+    """Wrapper that was put on a target. While disabled it passes every call straight through."""
 
     def __init__(self) -> None:
         self.wrapper: Any = None
         self.enabled = True
 
     def is_below(self, outermost: Any) -> bool:
-        """Whether a call of ``outermost`` reaches the wrapper, as far as ``__wrapped__`` shows."""
+        """Tell whether a call of ``outermost`` reaches the wrapper, as far as ``__wrapped__`` shows."""
         # A closure is usually made over the bound form of our wrapper.
         return any(self.wrapper is each or self.wrapper is parent for each, parent in _chain(outermost))
 
 
 def _chain(outermost: Any) -> Iterator[tuple[Any, Any]]:
-    """What calls what, as far as ``__wrapped__`` tells; each with the wrapper that it is the bound form of."""
+    """Yield each callable of the chain of ``__wrapped__``, and the wrapper that it is the bound form of, or None."""
     wrapper = outermost
     for _ in range(_DEEPEST_CHAIN):
         yield wrapper, getattr(wrapper, "_self_parent", None)
@@ -83,7 +83,7 @@ def _chain(outermost: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def wrapped(original: Any, function: Any, enabled: Callable[[], bool]) -> Any:
-    """``original``, a function or the module ``pickle``, wrapped by the hook ``function``, on while ``enabled()``."""
+    """Return ``original``, a function or a module, wrapped by the hook ``function``, on while ``enabled()``."""
     if isinstance(original, types.ModuleType):
         return function(original, enabled=enabled)
     return _Wrapper(original, function, enabled=enabled)
@@ -131,7 +131,7 @@ class _Wrapper(FunctionWrapper[Any, Any]):
 
 
 class Patch:
-    """One hook and its target during the life of the process: on, off, on again, or standing down."""
+    """State of one hook on its target: on, off, on again, or standing down."""
 
     def __init__(self, hook: Hook) -> None:
         self.hook = hook
@@ -155,7 +155,8 @@ class Patch:
             which = "every hook" if all_alike else f"the hook on {self.hook.name}"
             events.report(
                 Reason.STOOD_DOWN,
-                f"{which} stands down: {self.reason}.",
+                f"{which} is inactive",
+                why=self.reason,
                 cause=which,
                 remedy=_REMEDY,
                 error=error,
@@ -188,7 +189,7 @@ class Patch:
         return next((layer for layer in self._layers if layer.is_below(outermost)), None)
 
     def _is_in_source(self, module: types.ModuleType) -> bool:
-        """Whether a source patch (patches/) already does the hook's work."""
+        """Tell whether a source patch (patches/) already does the hook's work."""
         return bool(self.hook.marker) and getattr(module, self.hook.marker, False) is True
 
     def _factory(self, layer: _Layer) -> Any:
@@ -255,7 +256,7 @@ def _check_signature(original: Any, known: tuple[str, ...]) -> None:
 
 
 def signature_of(original: Any) -> str:
-    """The signature in the notation of the table; for a module, its name."""
+    """Return the signature in the notation of the table; for a module, its name."""
     if isinstance(original, types.ModuleType):
         return f"<module {original.__name__}>"
     function = getattr(original, "__func__", original)
@@ -270,7 +271,7 @@ def signature_of(original: Any) -> str:
 
 
 def _signature_of_plain(function: types.FunctionType) -> str:
-    """The same for a function without attributes, in a thirtieth of the time of inspect.signature."""
+    """Return the same for a function without attributes, in a thirtieth of the time of inspect.signature."""
     code = function.__code__
     positional, keyword_only = code.co_argcount, code.co_kwonlyargcount
     names = list(code.co_varnames)

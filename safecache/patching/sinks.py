@@ -1,7 +1,7 @@
-"""Every place in the source of torch and Triton that runs bytes or deserialises them (a sink), and its verdict.
+"""Sinks: every place in the source of torch and Triton that runs bytes or deserialises them; with their verdicts.
 
-The places are found by a scan of the syntax trees. The table beside this module, sinks.txt, has for each the hook that
-verifies what is run there, or the reason why none is needed.
+The places are found by a scan of the syntax trees. For each, sinks.txt beside this module has the hook that verifies
+what is run there, or the reason why none is needed.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ _TEXTS = re.compile(
 
 
 class Sink(NamedTuple):
-    """``what`` is called or passed on so many ``times`` in this ``function`` of this ``module`` (a path)."""
+    """Use of ``what``, called or passed on so many ``times`` in a ``function`` (dotted) of a ``module`` (path)."""
 
     module: str
     function: str
@@ -100,7 +100,10 @@ class Sink(NamedTuple):
 
 
 def scan(packages: str, distribution: str) -> list[Sink]:
-    """The sinks of torch, or of triton, in this site-packages directory, sorted. Raises OSError and SyntaxError."""
+    """Return the sinks of torch, or of triton, in the site-packages directory ``packages``, sorted.
+
+    ``distribution``: "torch" or "triton". Raises OSError and SyntaxError.
+    """
     return sorted(sink for path in _sources(packages, distribution) for sink in _of_file(packages, path))
 
 
@@ -129,7 +132,7 @@ def _sources(packages: str, distribution: str) -> Iterator[str]:
 
 
 def scan_source(source: str, path: str) -> list[Sink]:
-    """The sinks of one module. Raises SyntaxError."""
+    """Return the sinks of one module; ``path`` is its name. Raises SyntaxError."""
     tree = ast.parse(source, path)
     visitor = _Visitor(_bound(tree), _imported(tree))
     visitor.visit(tree)
@@ -137,7 +140,7 @@ def scan_source(source: str, path: str) -> list[Sink]:
 
 
 def _imported(tree: ast.AST) -> dict[str, str]:
-    """The qualified name of each name that the module imports, anywhere in it."""
+    """Return the qualified name of each name that the module imports, anywhere in it."""
     names: dict[str, str] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -149,13 +152,13 @@ def _imported(tree: ast.AST) -> dict[str, str]:
 
 
 def _bound(tree: ast.Module) -> frozenset[str]:
-    """The builtins that this module redefines."""
+    """Return the builtins that this module redefines."""
     bound = {node.name for node in tree.body if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
     return frozenset(bound & _BUILTINS)
 
 
 class _Visitor(ast.NodeVisitor):
-    """Collects every use of a sink, called or not: ``partial(pickle.loads, …)`` and a base class are sinks too."""
+    """Collector of every use of a sink, called or not: ``partial(pickle.loads, …)`` and a base class are sinks too."""
 
     def __init__(self, bound: frozenset[str], imported: Mapping[str, str]) -> None:
         self.found: Counter[tuple[str, str]] = Counter()
@@ -183,7 +186,7 @@ class _Visitor(ast.NodeVisitor):
             self.visit(node.value)
 
     def visit_arg(self, node: ast.arg) -> None:
-        """Skipped: a type in an annotation is not used."""
+        """Skip the annotation: a type in it is not used."""
 
     def visit_Name(self, node: ast.Name) -> None:
         self._look(node)
@@ -217,7 +220,7 @@ class _Visitor(ast.NodeVisitor):
         return is_cache or _METHODS.fullmatch(name.rpartition(".")[2]) is not None
 
     def _name(self, node: ast.expr) -> str | None:
-        """The dotted name, with the aliases of the module's imports resolved."""
+        """Return the dotted name, with the aliases of the module's imports resolved; None for other expressions."""
         if isinstance(node, ast.Name):
             return self._imported.get(node.id, node.id)
         if isinstance(node, ast.Attribute):
@@ -236,9 +239,9 @@ _LAST = {"torch": hooks.TORCH_UNTIL, "triton": hooks.TRITON_UNTIL}
 
 
 class Verdict(NamedTuple):
-    """How a sink is covered: by the ``hooks`` that verify what is read there, or the ``reason`` why none is needed.
+    """Verdict on a sink: the ``hooks`` that verify what is read there, or the ``reason`` why none is needed.
 
-    ``open``: it needs verification and has none yet; ``reason`` says what is missing.
+    ``open``: verification is needed and missing; ``reason`` says what is missing.
     """
 
     hooks: tuple[str, ...]
@@ -247,7 +250,7 @@ class Verdict(NamedTuple):
 
 
 class Listed(NamedTuple):
-    """A row of the table; ``since``, ``until``: the first and the last release that have the sink."""
+    """Row of the table; ``since``, ``until``: the first and the last release that have the sink."""
 
     sink: Sink
     verdict: Verdict
@@ -257,7 +260,7 @@ class Listed(NamedTuple):
 
 @cache
 def table() -> tuple[Listed, ...]:
-    """All rows of sinks.txt. Raises ValueError for a malformed line, and OSError."""
+    """Return all rows of sinks.txt. Raises ValueError for a malformed line, and OSError."""
     with open(_TABLE, encoding="utf-8") as file:
         return tuple(_parsed(line.rstrip("\n") for line in file))
 
@@ -294,19 +297,19 @@ def _row(found: re.Match[str], verdict: Verdict) -> Listed:
 
 
 def release_of(version: str) -> tuple[int, int]:
-    """The major and minor version; (0, 0), for which nothing is listed, if the text has none."""
+    """Return the major and minor number of ``version``; (0, 0), for which nothing is listed, if there are none."""
     digits = re.match(r"(\d+)\.(\d+)", version)
     return (int(digits[1]), int(digits[2])) if digits else (0, 0)
 
 
 def newest(distribution: str) -> tuple[int, int]:
-    """The last release of torch or triton that is listed."""
+    """Return the last release of torch or triton that is listed."""
     major, minor = _LAST[distribution]
     return major, minor - 1
 
 
 def listed(distribution: str, release: tuple[int, int]) -> dict[Sink, Verdict]:
-    """The sinks of this release of torch or triton, with their verdicts. Raises as table()."""
+    """Return the sinks of this ``release`` of torch or triton, with their verdicts. Raises ValueError and OSError."""
     return {
         row.sink: row.verdict
         for row in table()
@@ -315,7 +318,10 @@ def listed(distribution: str, release: tuple[int, int]) -> dict[Sink, Verdict]:
 
 
 def installed(distribution: str) -> list[Sink] | None:
-    """The sinks of the installed torch or triton; None if it is not installed. Imports neither. Raises as scan()."""
+    """Return the sinks of the installed torch or triton, or None if it is not installed. Imports neither.
+
+    ``distribution``: "torch" or "triton". Raises OSError and SyntaxError.
+    """
     spec = importlib.util.find_spec(distribution)
     if spec is None or not spec.submodule_search_locations:
         return None
@@ -323,6 +329,6 @@ def installed(distribution: str) -> list[Sink] | None:
 
 
 def differences(found: Sequence[Sink], known: Iterable[Sink]) -> tuple[list[Sink], list[Sink]]:
-    """The sinks that are found but not known, and those that are known but not found."""
+    """Return the sinks that are found but not known, and those that are known but not found, sorted."""
     unknown, vanished = set(found).difference(known), set(known).difference(found)
     return sorted(unknown), sorted(vanished)

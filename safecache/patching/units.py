@@ -1,4 +1,4 @@
-"""The units: hooks that are on or off together, for one upstream package or one part of it.
+"""Units: hooks that are on or off together, for one upstream package or one part of it.
 
 The table has what has to be known before the hooks are imported, which come with the modules that they are on.
 """
@@ -23,8 +23,9 @@ GROUP = "safecache.units"
 class Unit:
     """Hooks that are on or off together, under the ``name`` that status(), doctor and SAFECACHE_DISABLE use.
 
-    ``modules``: those with hooks, below ``package``, each with the upstream modules that its hooks are on. ``lost``:
-    what is as in stock torch without the unit, in a sentence. ``needs``: the units without which this one does harm.
+    ``modules``: those with hooks, relative to ``package``, each with the upstream modules that its hooks are on.
+    ``lost``: a sentence on what works as in stock torch without the unit. ``needs``: units without which this unit does
+    harm.
     """
 
     def __init__(
@@ -254,13 +255,13 @@ STARTS: list[Callable[[Config], None]] = []
 
 
 def add(units: Iterable[Unit], start: Callable[[Config], None]) -> None:
-    """Add units to the table, and to STARTS, for activation to come."""
+    """Add ``units`` to the table, and have each later activate() call ``start`` with the settings."""
     STARTS.append(start)
     UNITS.extend(units)
 
 
 def add_installed() -> dict[str, Exception]:
-    """Add the units that installed packages have under GROUP; returns the error of each that does not load."""
+    """Add the units that installed packages have under GROUP. Return the error of each that does not load, by name."""
     from importlib.metadata import entry_points
 
     failed = {}
@@ -279,7 +280,7 @@ def add_installed() -> dict[str, Exception]:
 
 
 def check_disabled(names: Collection[str]) -> None:
-    """Raise ConfigError if one of these is no unit, or if another that stays on needs it."""
+    """Raise ConfigError if one of ``names`` is no unit, or if a unit that stays on needs it."""
     known = {unit.name for unit in UNITS}
     if not known.issuperset(names):
         from importlib.metadata import entry_points
@@ -295,7 +296,7 @@ def check_disabled(names: Collection[str]) -> None:
 
 
 def list_modules(disabled: Collection[str]) -> dict[str, list[str]]:
-    """Return the upstream modules that are hooked, each with the modules of ours that have the hooks."""
+    """Return each upstream module to hook, with safecache's modules that have its hooks; without ``disabled`` units."""
     found: dict[str, list[str]] = {}
     for unit in UNITS:
         for module, targets in unit.modules.items() if unit.name not in disabled else ():

@@ -1,4 +1,4 @@
-"""Where torch, Triton and safecache keep what they cache, and how they name it.
+"""Paths and names of everything that torch, Triton and safecache cache.
 
 May import the rooms up to files.
 """

@@ -1,4 +1,4 @@
-"""Where torch and Triton keep entries and compiled code, how they name them, and what dead writers of Triton left.
+"""Layout of torch's and Triton's caches: places and names of entries and compiled code, and Triton's leftovers.
 
 The cache directories are those that an environment leads to, without importing either. Source: ``cache_dir`` and
 ``default_cache_dir`` in torch/_inductor/runtime/cache_dir_utils.py, ``_HEADER_DIR`` in torch/_inductor/codecache.py,
@@ -65,17 +65,17 @@ LOADED = ".load_ok"
 
 
 def inductor_cache_dir(environ: Mapping[str, str]) -> str:
-    """Inductor's, whether it exists or not. Raises FileNotFoundError where there is no temporary directory for it."""
+    """Return Inductor's cache directory, even if missing. Raises FileNotFoundError without a temporary directory."""
     return os.path.abspath(environ.get("TORCHINDUCTOR_CACHE_DIR") or _default())
 
 
 def precompiled_header_dir(_: Mapping[str, str]) -> str:
-    """Inductor's precompiled headers, likewise."""
+    """Return the directory of Inductor's precompiled headers, even if missing. Raises as inductor_cache_dir()."""
     return os.path.join(_default(), HEADERS_FOLDER)
 
 
 def triton_cache_dir(environ: Mapping[str, str]) -> str:
-    """Triton's own, likewise."""
+    """Return Triton's own cache directory, even if missing."""
     return environ.get("TRITON_CACHE_DIR") or _triton_at_home(environ)
 
 
@@ -85,7 +85,7 @@ def _triton_at_home(environ: Mapping[str, str]) -> str:
 
 
 def whole(root: str, environ: Mapping[str, str]) -> str:
-    """The cache that ``root`` is part of: Inductor's has those of Triton for each device, and perhaps the headers."""
+    """Return the cache that contains ``root``: Inductor's or that of precompiled headers, or else ``root`` itself."""
     # Torch sets it when it first asks for the directory.
     cache = environ.get("TORCHINDUCTOR_CACHE_DIR")
     if cache and root.startswith(os.path.join(cache, "")):
@@ -110,12 +110,15 @@ _reaped: Part[set[str]] = Part(set, inherit)
 
 
 def is_temporary(name: str) -> bool:
-    """Whether a file or directory of this name in Triton's cache is one that somebody, perhaps, still writes."""
+    """Tell whether ``name``, in Triton's cache, is that of a file or directory that a process may still be writing."""
     return _NAME.fullmatch(name) is not None or temporaries.is_temporary(name)
 
 
 def reap_once(directory: str) -> None:
-    """Remove those of dead writers in ``directory``, once in this process; what cannot be removed stays."""
+    """Remove temporary directories of dead Triton processes in ``directory``, once per process. Raises no OSError.
+
+    Removes those over a day old whose pid does not exist on this host.
+    """
     if directory in _reaped.now:
         return
     _reaped.now.add(directory)
@@ -161,7 +164,7 @@ DYNAMO_FOLDER, PACKAGE_FILE = "dynamo", "entry"
 
 
 class Location(NamedTuple):
-    """An entry file, and what its place says it is."""
+    """Path of an entry file, with the kind and the cache key that this path states."""
 
     path: str
     kind: Kind
@@ -169,9 +172,9 @@ class Location(NamedTuple):
 
 
 class CodeFile(NamedTuple):
-    """A file that has a record, and no seal of its own; ``root``: the cache that keeps the record.
+    """File that has a record, and no seal of its own; ``root``: the cache that keeps the record.
 
-    ``name``: what the record calls it, where that does not follow from its place.
+    ``name``: its name in the record, where that does not follow from ``path``.
     """
 
     path: str
@@ -181,12 +184,12 @@ class CodeFile(NamedTuple):
 
 
 def entry_name(content: bytes) -> str:
-    """The file name that torch gives an entry of this content."""
+    """Return the file name that torch gives an entry of this content: its SHA-256 in base 32, by sha256_hash()."""
     return base64.b32encode(hashlib.sha256(content).digest())[:51].decode().lower()
 
 
 def cache_root(path: str) -> str:
-    """The cache directory that the entry at ``path`` lies in; its own directory if it lies in none."""
+    """Return the cache directory that contains the entry at ``path``; the entry's own directory if none does."""
     directory = os.path.dirname(path)
     above = os.path.dirname(os.path.dirname(path))
     if os.path.basename(above) == AOT_FOLDER:
@@ -196,7 +199,7 @@ def cache_root(path: str) -> str:
 
 
 def locate(path: str) -> Location | None:
-    """What the place of the file at ``path`` says it is; None if it does not lie where torch keeps entries."""
+    """Return the kind and key of the entry at ``path``, by that path alone; None if torch keeps no entries there."""
     path = os.path.abspath(path)
     directory, above = os.path.dirname(path), os.path.dirname(os.path.dirname(path))
     if os.path.basename(above) == AOT_FOLDER:
@@ -207,7 +210,7 @@ def locate(path: str) -> Location | None:
 
 
 def list_entries(directory: str) -> list[str]:
-    """The names of the entries in ``directory``, sorted; none if it does not exist. Raises OSError."""
+    """Return the names of the entries in ``directory``, sorted; none if it does not exist. Raises OSError."""
     try:
         names = filesystem.retry(lambda: folders.names_in(directory), filesystem.READING)
     except FileNotFoundError:
@@ -216,7 +219,7 @@ def list_entries(directory: str) -> list[str]:
 
 
 def walk(root: str) -> Iterator[Location]:
-    """Every entry below the cache directory ``root``, whatever kind of file it is. Raises OSError."""
+    """Yield the location of every entry below the cache directory ``root``, whatever its file type. Raises OSError."""
     config.name_cache(root)
     for kind, parents in (
         (Kind.AOT_ENTRY, [os.path.join(root, AOT_FOLDER)]),
@@ -229,7 +232,7 @@ def walk(root: str) -> Iterator[Location]:
 
 
 def code(root: str) -> Iterator[CodeFile]:
-    """Every file of compiled code below the cache directory ``root``, of Inductor or of Triton. Raises OSError."""
+    """Yield every file of compiled code below the cache directory ``root``, Inductor's and Triton's. Raises OSError."""
     config.name_cache(root)
     for cache in triton_caches(root):
         yield from _code_in(cache)
@@ -248,15 +251,16 @@ def _code_in(root: str) -> Iterator[CodeFile]:
 
 
 def triton_caches(root: str) -> Iterator[str]:
-    """Where Triton's keys may have directories: in ``root``, or in Inductor's folders below it. Raises OSError."""
+    """Yield the directories in which Triton's keys may be: ``root`` and Inductor's folders in it. Raises OSError."""
     yield root
     yield from _subdirectories(os.path.join(root, TRITON_FOLDER))
 
 
 def triton_siblings(root: str, environ: Mapping[str, str]) -> list[str]:
-    """Triton's own cache, for one of Inductor's folders for it, and these for that; none for any other directory.
+    """Return the other caches in which this user's programs may have kept the kernels of the cache ``root``.
 
-    In vLLM, whose models have caches of their own in one process, those of all of them and Triton's own.
+    For one of Inductor's folders for Triton, that is Triton's own cache; for that, those folders; else none. In vLLM,
+    whose models have caches of their own in one process, it is the caches of all models and Triton's own.
     """
     own, here = os.path.abspath(_triton_at_home(environ)), os.path.abspath(root)
     with suppress(OSError):  # what cannot be listed, or has no place at all, holds nothing for us
@@ -284,20 +288,20 @@ _VLLM_DEPTH = 4
 
 
 def vllm_cache_dir(environ: Mapping[str, str]) -> str:
-    """Where vLLM keeps what it compiles, whether that exists or not."""
+    """Return the directory of all that vLLM compiles, whether it exists or not."""
     caches = environ.get("XDG_CACHE_HOME", os.path.join(os.path.expanduser("~"), ".cache"))
     root = environ.get("VLLM_CACHE_ROOT", os.path.join(caches, "vllm"))
     return os.path.join(os.path.abspath(os.path.expanduser(root)), VLLM_FOLDER)
 
 
 def sglang_cache_dir(environ: Mapping[str, str]) -> list[str]:
-    """Where SGLang has torch and Triton keep theirs, unless torch's own variables say where."""
+    """Return the cache directories that SGLang gives torch and Triton, unless their own variables name others."""
     root = os.path.expanduser(environ.get("SGLANG_CACHE_DIR") or os.path.join("~", ".cache", "sglang"))
     return [os.path.join(os.path.abspath(root), name) for name in ("inductor", "triton")]
 
 
 def vllm_caches(root: str, depth: int = _VLLM_DEPTH) -> Iterator[str]:
-    """The caches of torch and Triton that vLLM keeps below ``root``; none if it is another's. Raises OSError."""
+    """Yield the caches of torch and Triton that vLLM keeps below ``root``; none in other places. Raises OSError."""
     for path in _subdirectories(root):
         if os.path.basename(path) in VLLM_CACHES:
             yield path

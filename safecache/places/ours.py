@@ -1,14 +1,13 @@
-"""Where safecache keeps what is its own in a cache: every path below ``<cache>/.safecache``, where nobody else looks.
+"""Paths of safecache's own files in a cache, all below ``<cache>/.safecache``, where torch and Triton never look.
 
 ``crashes/<hash>/``: reports of crashes of Triton's compiler. ``differences/<word of the kind>-<digest of the key>/``:
-entries that are compiled otherwise now. ``gc.stamp``: when the last sweep was started.
-``journal/<time>-<pid>-<nonce>.jsonl``: what lookups came to. ``keys/<word of the kind>/<digest of the name>/``: what
-keys were made of. ``known_bad/<hash>``: what not to compile, for the compiler has crashed of it.
-``leases/<word of the kind>-<digest of the key>``: who is compiling what is looked up under the key.
-``quarantine/<name>``, ``<name>.json``: what was refused, and why. ``records/<two digits>/<hash>``: what is said, under
-a seal, of files that carry none. ``trash/<nonce>/``: what is being removed. ``trials/run-<process>-<nonce>``: what a
-process runs for the first time. ``unsealed/<name>``: what ninja had built before, for ``safecache adopt``. What makes
-each of them believed, the guide's page on security says.
+entries that recompile differently. ``gc.stamp``: when the last sweep was started.
+``journal/<time>-<pid>-<nonce>.jsonl``: results of lookups. ``keys/<word of the kind>/<digest of the name>/``: the parts
+of keys. ``known_bad/<hash>``: kernels not to compile, since the compiler has crashed on them. ``leases/<word of the
+kind>-<digest of the key>``: the process that compiles for the key. ``quarantine/<name>``, ``<name>.json``: a refused
+file, and why. ``records/<two digits>/<hash>``: sealed statements about files without a seal. ``trash/<nonce>/``: files
+being removed. ``trials/run-<process>-<nonce>``: the guarded first runs of a process. ``unsealed/<name>``: ninja's old
+outputs, for ``safecache adopt``. The guide's page on security says why each is trusted.
 """
 
 from __future__ import annotations
@@ -43,15 +42,18 @@ UNSEALED = "unsealed"
 
 
 def metadata_path(root: str, *names: str) -> str:
-    """What lies there under these names, in the cache ``root``."""
+    """Return the path of ``names`` in the directory of safecache's own files in the cache ``root``."""
     return os.path.join(root, FOLDER, *names)
 
 
 def record(root: str, hashed: str) -> str:
-    """The record, in the cache ``root``, of the file whose name has this hash."""
+    """Return the path of the record, in the cache ``root``, of the file whose name has this hash."""
     return metadata_path(root, RECORDS, hashed[:2], hashed)
 
 
 def user_metadata_path(config_home: str, root: str) -> str:
-    """What takes the place of ``root``, a cache that cannot be written, among the user's own files."""
+    """Return the directory, among the user's own files, for strikes and markers of first runs of the cache ``root``.
+
+    ``config_home``: as XDG_CONFIG_HOME. Strikes are always kept there, markers only if ``root`` cannot be written.
+    """
     return os.path.join(config_home, "safecache", TRIALS, hashlib.sha256(os.fsencode(root)).hexdigest()[:32])

@@ -1,4 +1,4 @@
-"""Refs: what is looked up, stored, sent and told of, by its kind, its cache key and the cache that it lies in."""
+"""Refs: names, by kind, cache key and cache, of what is looked up, stored, sent and reported."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ ARTIFACT = re.compile(r"artifact/([0-9a-f]{32})/([0-9a-f]{32})")
 
 
 class Ref(NamedTuple):
-    """A cache key of one kind in the cache directory ``root``, which has its records too; "" where there is none.
+    """Cache key of one kind in the cache directory ``root``, which has its records too; "" if it is in no cache.
 
-    Of a kind whose files travel one by one it names one file, with torch's marker beside it; else a directory of files.
+    If the kind's files travel one by one, a ref names one file, with torch's marker beside it; else a directory of
+    files.
     """
 
     kind: Kind
@@ -33,43 +34,43 @@ class Ref(NamedTuple):
 
     @property
     def path(self) -> str:
-        """The directory, or the file."""
+        """Path of the directory, or of the file."""
         safe_key = re.sub(r'[<>:"/\\|?*]', "_", self.key)  # as code_state_path in torch's pgo.py
         place = self.kind.tiers.place.format(key=self.key, shard=self.key[1:3], safe_key=safe_key)
         return os.path.join(self.root, place)
 
     @property
     def title(self) -> str:
-        """What a person is told of: the kind, and the beginning of the key."""
+        """Name for messages: the kind, and the beginning of the key."""
         return f"{self.kind.noun} {self.key[:16]}…"
 
     @property
     def directory(self) -> str:
-        """The directory that its files lie in."""
+        """Path of the directory that contains the ref's files."""
         return os.path.dirname(self.path) if self.is_file else self.path
 
     @property
     def is_file(self) -> bool:
-        """Whether it names one file."""
+        """Tell whether the ref names one file."""
         return self.kind.tiers.travel is not Travel.GROUPS
 
     @property
     def has_valid_key(self) -> bool:
-        """Whether the key may be one of this kind's: no path that is made of it leads out of its cache."""
+        """Tell whether the key may be one of this kind: no path that is made of it leads out of its cache."""
         return bool(self.kind.tiers.key) and re.fullmatch(self.kind.tiers.key, self.key) is not None
 
     @property
     def triton_folder(self) -> str:
-        """Of a kernel: which of Triton's caches in Inductor's it lies in, such as triton/0; "" if it lies in none."""
+        """Folder of a kernel's Triton cache in Inductor's, such as triton/0; "" for other kinds and places."""
         within = config.within_cache(self.root)[1] if self.kind is Kind.KERNEL else ""
         return within if TRITON_FOLDERS.fullmatch(within) else ""
 
     def file(self, name: str) -> CodeFile:
-        """Its file of this name."""
+        """Return the ref's file of this name."""
         return CodeFile(os.path.join(self.directory, name), self.root, self.kind)
 
     def owns(self, name: str) -> bool:
-        """Whether a file of this name may belong to it."""
+        """Tell whether a file of this name may belong to the ref."""
         if self.is_file:
             own = os.path.basename(self.path)
             return name in (own, own + layout.LOADED)
@@ -79,7 +80,7 @@ class Ref(NamedTuple):
         return bool(name) and is_plain and not layout.is_temporary(name)
 
     def names(self) -> list[str]:
-        """The names of its files, sorted; of one file, whether it is there or not. Raises OSError."""
+        """Return the names of the ref's files, sorted; of one file, whether it exists or not. Raises OSError."""
         if self.is_file:
             own = os.path.basename(self.path)
             return [own, own + layout.LOADED]
@@ -87,15 +88,15 @@ class Ref(NamedTuple):
 
 
 def locate(kind: Kind, path: str, root: str) -> Ref:
-    """The file or directory at ``path``, of a kind whose keys are paths below ``root``."""
+    """Return the ref of the file or directory at ``path``, of a kind whose keys are paths below ``root``."""
     return Ref(kind, os.path.relpath(path, root), root)
 
 
 def digest(*parts: str) -> str:
-    """What stands for a key, by the word of its kind and itself, or for a file, by its name too."""
+    """Return a digest (32 hex digits) of ``parts``: the word of a kind and a key, and for a file its name."""
     return hashlib.sha256("\0".join(parts).encode(errors="surrogateescape")).hexdigest()[:32]
 
 
 def name_artifact(key: str, which: str) -> str:
-    """The name of an artifact: ``key`` stays when it is compiled anew, and ``which`` does not."""
+    """Return the name of an artifact: ``key`` stays the same when it is recompiled, and ``which`` does not."""
     return f"artifact/{digest(key)}/{digest(key, which)}"

@@ -1,4 +1,4 @@
-"""Hits of a sample are hidden from torch, which compiles them; what it saves is compared with them.
+"""Hide a sample of hits from torch, and compare what torch compiles instead with the hidden entries.
 
 A feature: it may import the core, and no other feature.
 """
@@ -53,8 +53,8 @@ __all__ = [
 _MOST_BYTES = 256 << 20
 
 _REMEDY = (
-    "Something that decides about the code is not in its key, such as a custom operator's schema, or this graph is "
-    "not compiled alike twice: see safecache help recompile_check."
+    "Something that decides about the code is not in its key, such as a custom operator's schema, or "
+    "this graph never compiles to the same code twice. Help: safecache help recompile_check"
 )
 # Of this process: a forked child is to say nothing of what its parent has used.
 _differing: Part[list[str]] = Part(list)
@@ -207,13 +207,13 @@ class _Made(dict[Key, bytes]):
 
 def report_uncompared(what: str, why: str) -> None:
     """Report what was compiled again and could not be compared."""
-    events.report(Reason.NOT_RECOMPILED, f"{what} was not compared: {why}.", cause=why)
+    events.report(Reason.NOT_RECOMPILED, f"did not compare {what}", why=why, cause=why)
 
 
 def report_difference(entry: Found, made: bytes, differences: list[Difference]) -> str:
     """Report it, keep both and set the entry aside; where its evidence lies then, "" for nowhere.
 
-    Not set aside is what has differed before: it is compiled otherwise each time, and would be so at each start.
+    Not set aside is what has differed before: it recompiles differently each time, and would be so at each start.
     """
     kind, key = entry.ref.kind, entry.ref.key
     root = entry.ref.root or config.cache_directory() or ""
@@ -221,11 +221,11 @@ def report_difference(entry: Found, made: bytes, differences: list[Difference]) 
     if not is_kept(root, (kind, key)):
         kept, said = _kept(root, entry, made, differences)
         said = f"{said} {_moved(entry)}"
-    text = f"{kind.noun} {entry.origin or key} is compiled otherwise now: {show(differences)}\n"
+    text, why = f"{kind.noun} {entry.origin or key} recompiles differently", show(differences)
     if not _differing.now:
         call_at_exit(_say_at_the_end)
     _differing.now.append(f"{kind.noun} {key}")
-    events.report(Reason.DIFFERS, text, cause=key, remedy=f"{said} {_REMEDY}")
+    events.report(Reason.DIFFERS, text, why=why, cause=key, remedy=f"{said} {_REMEDY}")
     return kept
 
 
@@ -240,7 +240,7 @@ def _kept(root: str, entry: Found, made: bytes, differences: list[Difference]) -
 
 def _moved(entry: Found) -> str:
     if not entry.ref.root:
-        return "It lies in a lower tier, and stays."
+        return "It stays, because it is in a lower tier."
     moved = entry_files.quarantine(entry.origin, entry.ref.root, Reason.DIFFERS, entry.content)
     if moved is None:
         return "It could not be moved away, or was replaced since."
@@ -252,7 +252,7 @@ def _say_at_the_end() -> None:
     differing = _differing.now
     if differing and config.current().strict:
         which = ", ".join(differing)
-        text = f"safecache: {len(differing)} entries are compiled otherwise now: {which}"
+        text = f"safecache: {len(differing)} entries recompile differently: {which}"
         events.log_line(logging.ERROR, text)
         _differing.reset()
 
@@ -268,7 +268,7 @@ def is_kept(root: str, key: Key) -> bool:
 
 
 def keep(root: str, key: Key, found: bytes, made: bytes, text: str, facts: Mapping[str, str]) -> str:
-    """Where it lies then, below the cache ``root``. Raises OSError, with nothing left behind."""
+    """Store both entries and their difference in the cache ``root``; return the path. On OSError nothing stays."""
     name = _name(key)
     moment = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     summary = {"kind": key[0].value, "cache_key": key[1], "time": moment, **facts}
@@ -282,7 +282,7 @@ def keep(root: str, key: Key, found: bytes, made: bytes, text: str, facts: Mappi
             with place.enter(draft, make=True) as folder:
                 for each, data in content.items():
                     folder.write(each, data)
-            # That of an earlier time is of an entry that was compiled anew since.
+            # That of an earlier time is of an entry that was recompiled since.
             with suppress(FileNotFoundError):
                 place.remove(name)
             place.rename(draft, place, name)
@@ -348,7 +348,7 @@ def _referred(before: Mapping[str, str], after: Mapping[str, str]) -> list[tuple
 
 
 def _graphs(pair: tuple[Key, Key], found: Mapping[Key, bytes], made: Mapping[Key, bytes]) -> Iterator[Difference]:
-    """What differs in the code of two graphs of different keys, as far as both are there."""
+    """Yield what differs in the code of two graphs of different keys, if both are present."""
     one, other = pair
     if one != other and one in found and other in made:
         before, after = (of_entry(_loaded(*each)) for each in ((one, found), (other, made)))
@@ -363,7 +363,7 @@ def _diff(before: str, after: str) -> str:
 
 
 def show(differences: list[Difference]) -> str:
-    """All of them, as text."""
+    """Return all ``differences`` as text."""
     return "\n".join(f"{part}:\n{diff}" for part, diff in differences)
 
 

@@ -1,4 +1,4 @@
-"""The client: a store that never holds a compile up for long, and is left alone for a while after it has failed.
+"""Client of the remote: a store that never delays a compile for long, and rests after a failure.
 
 Each request has a thread of its own and a deadline, since no library bounds all that can take long, such as asking for
 the host's address. A failure, or too much time spent on what was not there, opens the breaker for 30 s.
@@ -50,7 +50,7 @@ _WRITE_REMEDY = (
 
 
 class Unavailable(Exception):
-    """The remote cannot be used now; that has been reported."""
+    """Error: the remote cannot be used now, which has been reported."""
 
 
 # With its URL, what the breaker calls a remote: one that cannot be written, for want of space or of rights, is read all
@@ -65,14 +65,14 @@ def _give_up(url: str) -> None:
 
 
 def first_error_line(error: BaseException, url: str) -> str:
-    """The first line of what the engine at ``url`` says, which may be followed by a page of its inner state."""
+    """Return the first line, without the password in ``url``, of an engine's error; more may be its inner state."""
     return printable(str(error).partition("\n")[0][:_LONGEST_ERROR]).replace(url, settings.without_password(url))
 
 
 class Client:
-    """A store at ``url``, which is connected when it is first used; safe to be used by several threads.
+    """Client of a store at ``url``, which is connected on first use. Several threads may use it.
 
-    ``in_background``: the calling thread makes its requests itself, and no deadline is kept: nobody waits for it.
+    ``in_background``: the calling thread makes its requests itself, without a deadline, since nobody waits for them.
     ``connect``: how to reach the store in another way than by its URL.
     """
 
@@ -92,7 +92,7 @@ class Client:
         self._wasted = 0.0
 
     def may_read(self) -> bool:
-        """Whether it would be asked for anything now."""
+        """Tell whether a read would be sent to the store now."""
         if self._is_left_alone(_READING):
             return False
         limit = config.current().single_flight_wait  # 0 has nobody wait for a compile
@@ -103,7 +103,7 @@ class Client:
         return waits.breaker.now.seconds_left((self._url, what)) > 0
 
     def read(self, names: Iterable[str]) -> Mapping[str, bytes | Oversized]:
-        """The contents under these names, as Store.read(). Raises Unavailable."""
+        """Return the contents under these names: see Store.read(). Raises Unavailable."""
         asked = list(names)
         begun = time.monotonic()
         found = self._ask(lambda store: store.read(asked))
@@ -113,34 +113,34 @@ class Client:
         return found
 
     def sizes(self, names: Iterable[str]) -> Mapping[str, int]:
-        """As Store.sizes(). Raises Unavailable."""
+        """Return the size in bytes of each of ``names`` that exists. Raises Unavailable."""
         asked = list(names)
         return self._ask(lambda store: store.sizes(asked))
 
     def write(self, name: str, content: bytes) -> None:
-        """As Store.write(). Raises Unavailable."""
+        """Write ``content`` under ``name``, whole or not at all. Raises Unavailable."""
         self._ask(lambda store: store.write(name, content), writing=True)
         count(Count.REMOTE_GIVEN, len(content))
 
     def replace(self, name: str, content: bytes, known: bytes | None) -> bool:
-        """As Store.replace(). Raises Unavailable."""
+        """Write ``content`` if the store still has ``known``: see Store.replace(). Raises Unavailable."""
         replaced = self._ask(lambda store: store.replace(name, content, known), writing=True)
         count(Count.REMOTE_GIVEN, len(content))
         return replaced
 
     def remove(self, name: str) -> None:
-        """As Store.remove(). Raises Unavailable."""
+        """Remove ``name`` from the store, if it exists. Raises Unavailable."""
         self._ask(lambda store: store.remove(name), writing=True)
 
     def starts(self, names: Iterable[str], size: int) -> Mapping[str, bytes]:
-        """As Store.starts(). Raises Unavailable."""
+        """Return the first bytes, at most ``size``, of each of ``names`` that exists. Raises Unavailable."""
         asked = list(names)
         found = self._ask(lambda store: store.starts(asked, size))
         count(Count.REMOTE_RECEIVED, sum(map(len, found.values())))
         return found
 
     def names(self, below: str) -> Iterator[Stored]:
-        """As Store.names(), for a command that has the time. Raises Unavailable."""
+        """Yield all names that begin with ``below``, for a command that has the time. Raises Unavailable."""
         try:
             for number, stored in enumerate(self._connected().names(below)):
                 if number >= _MOST_NAMES:
@@ -212,7 +212,7 @@ class Client:
         events.report(Reason.REMOTE_UNAVAILABLE, message, why=how, cause=cause, remedy=remedy, error=error)
 
     def close(self) -> None:
-        """Close its connections; it is not used afterwards."""
+        """Close the connections; the client is not used afterwards."""
         store, self._store = self._store, None
         if store is not None:
             store.close()
@@ -242,19 +242,22 @@ _state: Part[_State] = Part(_State, _State.in_child)
 
 
 def current() -> Client | None:
-    """The client of the remote for a compile that waits for it; None without one."""
+    """Return the client of the remote for a compile that waits for it; None without a remote."""
     remote = config.current().remote
     return None if remote is None else _kept(remote)
 
 
 def background_client(url: str | None = None) -> Client | None:
-    """As current(), for a thread in the background or a command: with more time. ``url``: in place of the setting's."""
+    """Return a client with ten times the time limits, for a background thread or a command.
+
+    ``url``: the remote, by default that of the settings. None without one.
+    """
     remote = url or config.current().remote
     return None if remote is None else _kept(remote, in_background=True)
 
 
 def client_for_url(url: str, who: object, connect: Callable[[Terms], Store]) -> Client:
-    """The client of a remote that is not in the settings, on the same terms; one for each ``who`` that uses it."""
+    """Return the client of a remote that is not in the settings, on the same terms; one for each ``who``."""
     return _kept(url, who, connect=connect)
 
 
@@ -273,6 +276,6 @@ def _kept(
 
 
 def count(what: Count, number: int = 1) -> None:
-    """Add to what the remote gave and cost."""
+    """Add ``number`` to a counter of what the remote gave and cost."""
     if number:
         events.count(what, number)

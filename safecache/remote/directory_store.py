@@ -26,7 +26,7 @@ _DRAFT = "."
 
 
 def connected(url: str, terms: Terms) -> DirectoryStore:
-    """Raises ValueError for a URL that names no directory here."""
+    """Return the store in the directory at ``url``. Raises ValueError for a URL that names no directory here."""
     found = urllib.parse.urlsplit(url)
     if found.netloc not in ("", "localhost") or found.path[:1] != "/":
         raise ValueError("a directory is written file:///path")
@@ -127,7 +127,7 @@ class DirectoryStore(Store):
 
 
 def _split(name: str) -> tuple[list[str], str]:
-    """The directories, and the file's own name. Raises ValueError for a name that leads elsewhere, or is a draft's."""
+    """Return the directories, and the file's name. Raises ValueError if ``name`` leads elsewhere, or is a draft's."""
     *above, own = name.split("/")
     if any(each[:1] in ("", _DRAFT) or "\0" in each for each in (*above, own)):
         raise ValueError(f"{name[:100]!r} is no name of ours")

@@ -1,10 +1,10 @@
-"""What is fetched from the remote and sent there.
+"""Exchange with the remote: fetching, sending, and leases among hosts.
 
-What is fetched is verified in memory, and published in the cache by the way of all files: its reader verifies it again,
-as if it had always been there. A parcel names the bundles that its user asks for next, which are fetched ahead.
+What is fetched is verified in memory, and published in the cache like all files: its reader verifies it again, as if it
+had always been there. A parcel names the bundles that its user asks for next, which are fetched ahead.
 
-Leases among hosts lie there too: a name that only one can take, and that lapses unless it is renewed. What proves that
-a holder lives are its heartbeats: who owns the remote may forge, replay or hide any lease.
+A lease is a name in the remote that only one process can take, and that lapses unless it is renewed. Its heartbeats
+prove that the holder lives, since the remote's owner may forge, replay or hide any lease.
 """
 
 from __future__ import annotations
@@ -57,13 +57,13 @@ _state: Part[_State] = Part(_State, inherit)
 
 
 def asked(ref: Ref) -> None:
-    """Note that it is looked up by this process."""
+    """Record that this process looks up ``ref``."""
     with _state.lock:
         _state.now.asked[ref] = next(_state.now.numbers)
 
 
 def send(ref: Ref, *, again: bool = False) -> None:
-    """Have it sent, with what an entry needs; ``again``: something was added to it."""
+    """Queue the bundle of ``ref`` with those that an entry needs. ``again``: something was added to the bundle."""
     state = _state.now
     needed: list[Ref] = []
     if ref.kind in (*ENTRIES, Kind.AOT_FUNCTION):
@@ -116,7 +116,7 @@ def candidates(ref: Ref) -> Iterator[Bundle]:
 
 
 def forget_miss(ref: Ref) -> None:
-    """Ask the remote for it again: another host has sent it since, perhaps."""
+    """Have the remote asked for ``ref`` again, since another host may have sent it."""
     _state.now.absent.discard(parcels.remote_object_name(ref.kind, ref.key))
 
 
@@ -133,9 +133,9 @@ def _fetched(remote: Client, name: str) -> bytes | None:
     if content is None:
         client.count(Count.REMOTE_MISS)
     else:
-        text = f"{name} has {content.size} bytes or more in the remote cache, and was not fetched."
-        remedy = "max_bytes in its URL says how much is."
-        events.report(Reason.TOO_LARGE, text, cause="remote", remedy=remedy)
+        text, why = f"did not fetch {name} from the remote cache", f"it has {content.size} bytes or more"
+        remedy = "Recompiling it. Help: raise max_bytes in the remote's URL"
+        events.report(Reason.TOO_LARGE, text, why=why, cause="remote", remedy=remedy)
     return None
 
 
@@ -173,7 +173,7 @@ _claims: Part[_Claims] = Part(_Claims)
 
 
 class Claim:
-    """What this process is compiling, for all hosts."""
+    """Lease of this process, among all hosts, on the key that it compiles."""
 
     def __init__(self, name: str) -> None:
         self._name, self._beats = name, Beats(_subject(name), time.time())
@@ -181,7 +181,7 @@ class Claim:
         self._lock = threading.Lock()
 
     def take(self, remote: Client, known: bytes | None) -> bool:
-        """Whether nobody else has taken it since it was ``known``. Raises Unavailable."""
+        """Take the lease, if the remote still has ``known`` under its name; return whether. Raises Unavailable."""
         content = self._beats.make_next()
         if content is None or not remote.replace(self._name, content, known):
             return False
@@ -204,9 +204,9 @@ class Claim:
                 return  # it goes on, once that can be used again, if nobody has taken it
 
     def release(self) -> None:
-        """Once all that this process has compiled so far is sent: whoever waits finds it then.
+        """Release the lease once all that this process has compiled so far is sent, so that waiters find it.
 
-        Where that cannot be queued, it is renewed no more.
+        If that cannot be queued, the lease is renewed no more.
         """
         if not sender.run_after_queue(self._end):
             _claims.now.renewals.end(self)
@@ -219,9 +219,10 @@ class Claim:
 
 
 def acquire(ref: Ref, most: float) -> tuple[Claim | None, float]:
-    """The lease on this key among the hosts, and for how many seconds another host was waited for: at most ``most``.
+    """Take the lease on this key among the hosts, after waiting at most ``most`` seconds for another host.
 
-    None, if it cannot be had. After a wait the remote is asked again for what it lacked.
+    Return the lease, or None if it cannot be had, and the seconds waited. After a wait the remote is asked again for
+    what it lacked.
     """
     remote, name = client.current(), _name(ref)
     if remote is None:
@@ -241,7 +242,7 @@ def acquire(ref: Ref, most: float) -> tuple[Claim | None, float]:
 
 
 def _await_end(remote: Client, name: str, most: float, ref: Ref) -> tuple[bytes | None] | None:
-    """Wait until no living process holds it, and return what is there then; None if one still does.
+    """Wait until no living process holds the lease, and return what is there then; None if one still does.
 
     Raises Unavailable.
     """

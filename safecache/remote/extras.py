@@ -1,4 +1,4 @@
-"""What the engine of a remote needs and is not installed: looked for without importing it, so that a start can tell."""
+"""Libraries that the engine of a remote needs: looked for without an import, so that a start can report one."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ __all__ = ["is_directory", "is_redis", "missing", "report"]
 
 
 def is_directory(url: str) -> bool:
-    """Whether a directory of this host is at ``url``."""
+    """Tell whether ``url`` names a directory of this host."""
     return url.partition(":")[0].lower() == "file"
 
 
 def is_redis(url: str) -> bool:
-    """Whether Redis or Valkey is at ``url``, and no object store."""
+    """Tell whether ``url`` names Redis or Valkey, and no object store."""
     return url.partition("://")[0].lower() in settings.REDIS
 
 
 def missing(url: str) -> tuple[str, str] | None:
-    """The library that is not installed, and the line that installs it; None if nothing is missing."""
+    """Return the library that ``url`` lacks and the line that installs it; None if nothing is missing."""
     extra, library = ("redis", "redis") if is_redis(url) else ("object", "obstore")
     needed = ("zstandard",) if is_directory(url) else (library, "zstandard")
     lacking = next((name for name in needed if not config.is_installed(name)), None)
@@ -26,7 +26,7 @@ def missing(url: str) -> tuple[str, str] | None:
 
 
 def report(url: str) -> bool:
-    """Whether a library is missing; if so, that is reported once, and the remote not used by this process."""
+    """Report once if ``url`` lacks a library. Return whether it does: the caller then does without the remote."""
     lacking = missing(url)
     if lacking is None:
         return False
@@ -34,6 +34,6 @@ def report(url: str) -> bool:
     from safecache.reporting.kinds import Reason
 
     library, line = lacking
-    text = f"the remote cache {settings.without_password(url)} is not used: {library} is not installed."
-    events.report(Reason.REMOTE_UNAVAILABLE, text, cause=library, remedy=line)
+    text, why = f"cannot use the remote cache {settings.without_password(url)}", f"{library} is not installed"
+    events.report(Reason.REMOTE_UNAVAILABLE, text, why=why, cause=library, remedy=f"Help: {line}")
     return True

@@ -1,6 +1,6 @@
-"""The Redis servers of torch's and Triton's own remote caches, which set no time limits and let most errors through.
+"""Redis servers of torch's and Triton's own remote caches, which set no time limits and let most errors through.
 
-They are asked as ours is, in time or not at all, and one that fails is left alone for a while.
+These servers are asked like safecache's own remote, in time or not at all. One that fails is not used for 30 s.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ __all__ = ["Redis", "bounded_redis_client", "init_torch_redis", "init_triton_red
 
 
 class Redis:
-    """What torch and Triton use of a redis-py client. A failure, which is reported, is a miss, or nothing is written.
+    """Substitute for the redis-py client of torch and Triton. A failure is reported, and is a miss or no write.
 
-    ``shown``: the server, to a person. ``answered``: whether it has, when it was last asked for something.
+    ``shown``: the server, for messages. ``answered``: whether the server has answered the last read.
     """
 
     def __init__(self, remote: Client) -> None:
         self.shown, self.answered, self._remote = remote.shown, True, remote
 
     def get(self, name: str) -> bytes | None:
-        """The value under ``name``; None if there is none, or none that can be had now."""
+        """Return the value under ``name``; None if there is none, or none that can be had now."""
         return self.mget([name])[0]
 
     def mget(self, names: Sequence[str]) -> list[bytes | None]:
-        """As get(), of each of them, in one round trip."""
+        """Return the value under each of ``names``, as get() does, in one round trip."""
         found: Mapping[str, bytes | Oversized] = {}
         self.answered = False
         with suppress(Unavailable):
@@ -46,9 +46,9 @@ class Redis:
     def _whole(self, name: str, content: bytes | Oversized | None) -> bytes | None:
         if not isinstance(content, Oversized):
             return content
-        text = f"{name[:100]} has {content.size} bytes or more in the remote cache {self.shown}, and was not fetched."
-        remedy = "max_bytes in its URL says how much is."
-        events.report(Reason.TOO_LARGE, text, cause=f"remote {self.shown}", remedy=remedy)
+        text, why = f"did not fetch {name[:100]} from remote cache {self.shown}", f"it has {content.size} bytes or more"
+        remedy = "Recompiling it. Help: raise max_bytes in the remote's URL"
+        events.report(Reason.TOO_LARGE, text, why=why, cause=f"remote {self.shown}", remedy=remedy)
         return None
 
     def set(self, name: str, content: bytes) -> None:
@@ -58,7 +58,7 @@ class Redis:
 
 
 def bounded_redis_client(theirs: Any) -> Redis:
-    """In place of this client of redis-py, which has not been used yet."""
+    """Return a substitute with time limits for a client of redis-py that has not been used yet."""
     known = theirs.connection_pool.connection_kwargs
     where = f"unix://{known['path']}" if "path" in known else f"redis://{known.get('host')}:{known.get('port')}"
 
@@ -68,7 +68,7 @@ def bounded_redis_client(theirs: Any) -> Redis:
 
 
 def redis_client_at(host: str, port: int) -> Redis:
-    """A server without a password; that there is no client for it to be had is reported when it is asked."""
+    """Return a client of a server without a password. If redis-py is missing, the first use reports that."""
 
     def connect(terms: Terms) -> Store:
         try:

@@ -30,7 +30,7 @@ _UNABLE = "501 Not Implemented"
 
 
 def connected(url: str, terms: Terms) -> ObjectStore:
-    """Raises obstore's errors for a URL that it does not take."""
+    """Return the store at ``url``. Raises obstore's errors for a URL that it does not take."""
     return ObjectStore(url, terms)
 
 
@@ -86,7 +86,7 @@ class ObjectStore(Store):
         return True
 
     def _version(self, name: str, known: bytes) -> dict[str, str] | None:
-        """What tells what is there now from what comes later; None if it is not ``known`` any more."""
+        """Return the tags of what is stored, for a conditional write; None if that is not ``known`` any more."""
         try:
             found = obstore.head(self._store, name)
             if found["size"] != len(known):
@@ -125,7 +125,7 @@ def _map_existing(request: Callable[[str], _Result], names: Iterable[str]) -> di
 
 
 def _bounded(found: Any, most: int) -> bytes:
-    """What the answer holds, and no more is received of it once that is more than ``most`` bytes."""
+    """Return the content of the answer. Receive no more of it once that is more than ``most`` bytes."""
     content = bytearray()
     for chunk in found.stream(min_chunk_size=_CHUNK):
         content += chunk

@@ -55,9 +55,9 @@ _LEVEL = 3
 
 
 class Parcel(NamedTuple):
-    """``needs``: the bundles that a program which uses this one asks for next, each by kind and cache key.
+    """Bundle with those that a program asks for next: its ``needs``, each by kind and cache key.
 
-    ``ref``: where it lies in its frame.
+    ``ref``: with a directory in the frame as its root.
     """
 
     ref: Ref
@@ -66,30 +66,30 @@ class Parcel(NamedTuple):
 
 
 def remote_object_name(kind: Kind, key: str) -> str:
-    """What the remote calls the bundle of this key, as it is built here: with another torch, it is another one."""
+    """Return the remote's name for the bundle of this key; it differs by build, as with another torch."""
     readable = _HASH.fullmatch(key) or (_PLAIN.fullmatch(key) and len(key) <= _LONGEST_NAME)
     stated = key if readable else f"{_HASHED}{hashlib.sha256(key.encode()).hexdigest()}"
     return f"{kind.value}/{stated}@{provenance.build_of(kind)}"
 
 
 def kind_of(name: str) -> Kind | None:
-    """The kind in such a name, of whatever build; None for any other name. What the key is, its parcel says."""
+    """Return the kind in a remote object's name, of any build; None for another name. Its parcel has the key."""
     found = _NAME.fullmatch(name)
     return {each.value: each for each in Kind if each.tiers.key}.get(found["kind"]) if found is not None else None
 
 
 def key_in_name(name: str) -> str:
-    """The key in the name of a bundle, or the hash that stands for it there."""
+    """Return the key in a remote object's name, or the hash that replaces a key there."""
     return name.partition("/")[2].rpartition("@")[0]
 
 
 def is_of_this_build(name: str, kind: Kind) -> bool:
-    """Whether the name of such a bundle says that it was built as it would be here."""
+    """Tell whether a remote object's name states the build that this process would give to its ``kind``."""
     return name.rpartition("@")[2] == provenance.build_of(kind)
 
 
 def encode_object(parcel: Parcel, name: str) -> bytes | None:
-    """The parcel's bytes, sealed for this name; None without a key to seal it. The same parcel has the same bytes."""
+    """Return the parcel, sealed for this name; the same one gives the same bytes. None without a signing key."""
     key = keyring.current().signing
     if key is None:
         return None
@@ -101,7 +101,7 @@ def encode_object(parcel: Parcel, name: str) -> bytes | None:
 
 
 def decode_object(content: bytes, name: str, ref: Ref, most: int) -> Parcel | Refusal:
-    """What a parcel holds that came under this name for ``ref``, verified; or why none of it is used.
+    """Unpack and verify what the remote has under this name for ``ref``. Return its parcel, or a refusal.
 
     ``most``: bytes that it may hold once decompressed. Never raises for any content.
     """
@@ -110,7 +110,7 @@ def decode_object(content: bytes, name: str, ref: Ref, most: int) -> Parcel | Re
 
 
 def unpacked(content: bytes, name: str, most: int) -> Parcel | Refusal:
-    """As decode_object(), before its files are verified: for who has to ask it which bundle it is."""
+    """Unpack a remote object without verifying its files, for callers that need its ref. See decode_object()."""
     found = trust.examine(content, Kind.PARCEL, name, None)
     # INVARIANT: nothing of a parcel is parsed that no trusted key has sealed for its name.
     if isinstance(found, Refusal):
@@ -132,7 +132,7 @@ def unpacked(content: bytes, name: str, most: int) -> Parcel | Refusal:
 
 
 def listing(start: bytes) -> Packed | None:
-    """Read what a parcel lists that begins so, whoever wrote it: enough to leave it alone, and never to use it.
+    """Parse the row in the ``start`` of a remote object, unverified: enough to skip the object, never to use it.
 
     None where that is no header, or a longer one.
     """
@@ -143,7 +143,7 @@ def listing(start: bytes) -> Packed | None:
 
 
 def _header(payload: bytes) -> tuple[dict[str, Any], int]:
-    """The header that it begins with, and where that ends. Raises one of MALFORMED."""
+    """Return the header that ``payload`` begins with, and where it ends. Raises one of MALFORMED."""
     (size,) = _SIZE.unpack_from(payload) if len(payload) >= _SIZE.size else (_LARGEST_HEADER + 1,)
     if size > _LARGEST_HEADER:
         raise ValueError("its header is too large")

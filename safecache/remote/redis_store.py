@@ -29,7 +29,7 @@ _NO_CLUSTER = "it is a node of a Redis Cluster, which is not supported: use a se
 
 
 def connected(url: str, terms: Terms) -> RedisStore:
-    """Raises ValueError for a URL that redis-py does not take, and OSError for a password file."""
+    """Return the store at ``url``. Raises ValueError if redis-py does not take it, OSError for a password file."""
     scheme, _, rest = url.partition("://")
     path, password = config.current().remote_password_file, {}
     if path is not None:
@@ -41,7 +41,7 @@ def connected(url: str, terms: Terms) -> RedisStore:
 
 
 def of_client(client: Any, terms: Terms) -> RedisStore:
-    """The store that this client of redis-py was made for."""
+    """Return a store at the server of this client of redis-py."""
     pool = client.connection_pool
     return RedisStore(redis.ConnectionPool(connection_class=pool.connection_class, **pool.connection_kwargs), terms)
 

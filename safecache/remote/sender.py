@@ -1,4 +1,4 @@
-"""The sender: what was compiled goes to the remote in the background, from a bounded queue: no compile waits for it."""
+"""Sender: uploads what was compiled in the background, from a bounded queue, so that no compile waits for it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _MOST_TRIES = 20
 
 
 class Sent(NamedTuple):
-    """What became of a bundle: ``size`` in bytes if it was sent; "" or why not, and whether that can change."""
+    """Outcome of an upload. ``size``: bytes sent. ``why_not``: a failure, or empty. ``is_final``: it lasts."""
 
     size: int
     why_not: str = ""
@@ -102,12 +102,12 @@ _sender: Part[_Sender] = Part(_Sender)
 
 
 def enqueue(ref: Ref, needs: tuple[tuple[Kind, str], ...] = (), *, again: bool = False) -> None:
-    """Have the bundle sent, unless the remote has it; ``again``: in place of what it has."""
+    """Queue the bundle for sending, unless the remote has it. ``again``: replace what the remote has."""
     _sender.now.offer(_Job(ref, needs, again))
 
 
 def run_after_queue(action: _Action) -> bool:
-    """Have this done, with the remote, once all is sent that was offered before; False where that cannot be queued."""
+    """Queue ``action``, called with the remote after all that was queued before. False if the queue is full."""
     return _sender.now.offer(action)
 
 
@@ -124,14 +124,13 @@ def _attempt(job: _Job | _Action) -> Sent:
     except Unavailable:
         return Sent(0, "the remote cannot be used now")
     except Exception as error:
-        text = f"{job.ref.kind.noun} {job.ref.key[:64]} was not sent: {type(error).__name__}: {error}."
-        events.report(
-            Reason.REMOTE_UNAVAILABLE, text, cause="send", remedy="safecache copy here URL sends it.", error=error
-        )
+        text, why = f"did not send {job.ref.kind.noun} {job.ref.key[:64]}", f"{type(error).__name__}: {error}"
+        remedy = "Help: safecache copy here URL"
+        events.report(Reason.REMOTE_UNAVAILABLE, text, why=why, cause="send", remedy=remedy, error=error)
         return Sent(0, str(error))
     if sent.is_final:
-        text = f"{job.ref.kind.noun} {job.ref.key[:64]} was not sent to the remote cache: {sent.why_not}."
-        events.report(Reason.REMOTE_UNAVAILABLE, text, cause=sent.why_not, remedy="Hosts that lack it compile it.")
+        text, why = f"did not send {job.ref.kind.noun} {job.ref.key[:64]} to the remote cache", sent.why_not
+        events.report(Reason.REMOTE_UNAVAILABLE, text, why=why, cause=why, remedy="Other hosts compile it.")
     return sent
 
 
@@ -143,10 +142,10 @@ def send(
     files: tuple[File, ...] | None = None,
     again: bool = False,
 ) -> Sent:
-    """Send a bundle; a key's entries are joined with those that the remote has.
+    """Send a bundle, unless the remote has it; entries are joined with those of their key in the remote.
 
-    ``files``: verified, of a ``ref`` as in a frame; None: what verifies of it in the cache of the ref. Raises
-    Unavailable and OSError.
+    ``files``: verified, with a ``ref`` as in a frame; None: the verified files of ``ref`` in its cache. ``needs``: what
+    its user asks for next. ``again``: replace what the remote has. Raises Unavailable and OSError.
     """
     name = parcels.remote_object_name(ref.kind, ref.key)
     full = stores.prefix() + name
@@ -176,7 +175,7 @@ def _joined(
     name: str,
     known: bytes | Oversized | None,
 ) -> bytes | Sent:
-    """The parcel to send, with what verifies of the one that the remote is known to have; or why nothing is sent."""
+    """Return the parcel to send, with what verifies of ``known``, the remote's; or why nothing is sent."""
     most = config.current().remote_max_bytes
     theirs = parcels.decode_object(known, name, ref, most) if isinstance(known, bytes) else None
     theirs = theirs if isinstance(theirs, Parcel) else Parcel(ref, ())
@@ -194,7 +193,7 @@ def _joined(
 
 
 def flush(seconds: float | None = None) -> int:
-    """Wait until what was offered is sent, at most so long, else ``flush`` of the remote; how much still could be."""
+    """Wait until the queue is sent, at most ``seconds`` or the remote's limit. Return how many may still be sent."""
     return _sender.now.flush(config.current().remote_flush if seconds is None else seconds)
 
 

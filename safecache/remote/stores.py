@@ -1,4 +1,4 @@
-"""Stores: what a remote is to us, whichever engine keeps it; and how one is reached by its URL."""
+"""Stores: the interface to every engine of a remote, and how to reach one by its URL."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ END = 256
 
 
 class Oversized(NamedTuple):
-    """In place of a content that is larger than was asked for, of which no more was read."""
+    """Substitute for a content above the limit. ``size``: its bytes, or those received before the rest was dropped."""
 
     size: int
 
 
 class Stored(NamedTuple):
-    """A name, the size of its content in bytes, and when it was written, where the engine tells that."""
+    """Name in a store, the size of its content in bytes, and its time of writing (since 1970), if the engine knows."""
 
     name: str
     size: int
@@ -31,7 +31,7 @@ class Stored(NamedTuple):
 
 
 class Terms(NamedTuple):
-    """On which a store is used: seconds for a connection and for an answer, and the largest content in bytes."""
+    """Limits for the use of a store: seconds for a connection and for an answer, and the largest content in bytes."""
 
     connect: float
     timeout: float
@@ -39,56 +39,56 @@ class Terms(NamedTuple):
 
 
 class Store(Protocol):
-    """Names and contents. Any method may raise anything, and may take longer than its terms say.
+    """Store of contents by name. Any method may raise anything, and may take longer than its terms say.
 
-    ``survives_fork``: whether a process can use the engine that was forked from one that has.
+    ``survives_fork``: whether the engine works in a process that was forked from one that has used it.
     """
 
     survives_fork: bool = True
 
     def read(self, names: Iterable[str]) -> Mapping[str, bytes | Oversized]:
-        """The contents under these names, without those that it lacks: in one round trip, if the engine can.
+        """Return the contents under these names, without missing ones, in one round trip if the engine can.
 
-        Several are only asked for at once whose sizes fit into the terms together.
+        Callers ask for several at once only if their sizes fit into the terms together.
         """
 
     def sizes(self, names: Iterable[str]) -> Mapping[str, int]:
-        """Their sizes in bytes, likewise."""
+        """Return the size in bytes of each of ``names`` that exists."""
 
     def starts(self, names: Iterable[str], size: int) -> Mapping[str, bytes]:
-        """The first bytes of the contents under these names, at most ``size`` of each, likewise."""
+        """Return the first bytes, at most ``size``, of each of ``names`` that exists."""
 
     def write(self, name: str, content: bytes) -> None:
         """Keep ``content`` under ``name``, whole or not at all."""
 
     def replace(self, name: str, content: bytes, known: bytes | None) -> bool:
-        """As write(), if there is ``known`` by then, judged by its size and END; None: nothing. Else False.
+        """Write ``content`` if ``name`` still has ``known``, judged by its size and END bytes. Return whether it had.
 
-        Where an engine, or its rights, cannot tell, it is written.
+        ``known``: None if nothing is to be there. An engine that cannot tell, or has no rights to, writes in any case.
         """
 
     def names(self, below: str) -> Iterator[Stored]:
-        """All names that begin with ``below``, which ends in a slash."""
+        """Yield all names that begin with ``below``, which ends in a slash."""
 
     def clock(self) -> float | None:
-        """The time there, in seconds since 1970; None if only what has just been written tells it."""
+        """Return the store's time, in seconds since 1970; None if only what has just been written tells it."""
         return None
 
     def remove(self, name: str) -> None:
-        """Forget what is under ``name``, if there is anything."""
+        """Remove what is under ``name``, if there is anything."""
 
     def close(self) -> None:
-        """End what is under way, as far as can be, and free connections. It is not used afterwards."""
+        """End requests under way, as far as can be, and free connections. The store is not used afterwards."""
         return None
 
 
 def prefix() -> str:
-    """What all our names begin with in a store that others may use too; it ends in a slash."""
+    """Return the prefix, ending in a slash, of bundles' names: a store may have other users. Leases have another."""
     return f"safecache/2/{config.current().namespace.replace('/', '~')}/"
 
 
 def connected(url: str, terms: Terms) -> Store:
-    """The store at ``url``, which may not have been asked anything yet. Raises anything, as for a library it lacks."""
+    """Return the store at ``url``, which may not be connected yet. Raises anything, as for a missing library."""
     engine = (
         "redis_store" if extras.is_redis(url) else "directory_store" if extras.is_directory(url) else "object_store"
     )
@@ -97,7 +97,7 @@ def connected(url: str, terms: Terms) -> Store:
 
 
 def store_from_client(client: Any, terms: Terms) -> Store:
-    """The store that this client of redis-py was made for."""
+    """Return a store at the server of this client of redis-py."""
     engine = importlib.import_module("safecache.remote.redis_store")
     store: Store = engine.of_client(client, terms)
     return store

@@ -29,12 +29,15 @@ def is_on() -> bool:
 
 
 def is_sending() -> bool:
-    """Whether what this process compiles is sent. What a compile worker makes is sent with its parent's entry."""
+    """Tell whether this process sends what it compiles. A compile worker does not: its parent sends that."""
     return is_on() and not config.current().remote_read_only and not config.is_compile_worker()
 
 
 def acquire_lease(ref: Ref, most: Callable[[], float]) -> tuple[Callable[[], None] | None, float]:
-    """Take a lease for plugs.acquire_lease()."""
+    """Take the lease on ``ref`` among the hosts, waiting as long as ``most`` says: see Plugs.
+
+    Return what releases it, or None if it cannot be had, and the seconds waited.
+    """
     if not is_sending():
         return None, 0.0
     from safecache.remote import exchange
@@ -44,7 +47,7 @@ def acquire_lease(ref: Ref, most: Callable[[], float]) -> tuple[Callable[[], Non
 
 
 def record_request(requested: Requested) -> None:
-    """Observer: note what is looked up by this process."""
+    """Observer: record what this process looks up."""
     if is_on():
         from safecache.remote import exchange
 
@@ -64,7 +67,7 @@ def candidates(ref: Ref) -> Iterator[Bundle]:
 
 
 def keep(ref: Ref, *, again: bool = False) -> None:
-    """As Tier.keep(): have them sent, with what this process has asked for since it began to compile them."""
+    """Queue the files of ``ref`` for the remote, with what this process requested to compile them: see Tier.keep()."""
     if is_sending() and not ref.key.endswith(_HEADERS):
         from safecache.remote import exchange
 

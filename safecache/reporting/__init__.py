@@ -1,4 +1,4 @@
-"""What happened, and what follows from it: kinds, reasons, the policy, and the events that are counted and reported.
+"""Kinds, reasons and the policy; count and report events.
 
 May import settings.
 """

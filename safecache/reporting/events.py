@@ -1,4 +1,4 @@
-"""What happened: counters, one warning per cause and process, and a line in torch's trace log."""
+"""Events of this process: counters, one warning per cause, and a line in torch's trace log."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ __all__ = [
 
 
 def label() -> str:
-    """Such as ``[rank 3, pid 4711]``; without a rank where there is none."""
+    """Return a label of this process for log lines, such as ``[rank 3, pid 4711]``; without a rank if it has none."""
     number = rank()
     return f"[rank {number}, pid {os.getpid()}]" if number else f"[pid {os.getpid()}]"
 
 
 def rank() -> str:
-    """That of torch.distributed where it is initialised, as in a server's workers, or else the launcher's."""
+    """Return this process's rank: of torch.distributed if it is initialised, else the launcher's; "" without one."""
     distributed = sys.modules.get("torch.distributed")
     # While it is being imported, or in a torch built without it, these are missing.
     is_initialized = getattr(distributed, "is_initialized", None)
@@ -67,7 +67,7 @@ def rank() -> str:
 
 
 def artifact(name: str, payload: dict[str, object]) -> None:
-    """Write ``payload`` as JSON, under the compile that this thread is in; nothing where torch keeps no trace.
+    """Write ``payload`` as JSON to torch's trace, under this thread's compile; do nothing if torch keeps no trace.
 
     Raises nothing: a trace that cannot be written is one warning for each type of error.
     """
@@ -86,7 +86,7 @@ def artifact(name: str, payload: dict[str, object]) -> None:
     except Exception as error:
         what = type(error).__name__
         if claim_warning((artifact, what)):
-            _log.warning("safecache: nothing of ours is in torch's trace: %s: %s", what, printable(str(error)))
+            _log.warning("safecache: cannot write to torch's trace: %s: %s", what, printable(str(error)))
 
 
 # No NullHandler: it would do what it is for, and keep the warnings from the standard error of a server that configures
@@ -107,9 +107,9 @@ _state: Part[_State] = Part(_State, inherit)
 
 @contextmanager
 def propagate_strict() -> Iterator[None]:
-    """Run torch's lookup; what raise_strict() raises inside it leaves this block even where torch swallowed it.
+    """Run torch's lookup in this block; an error of raise_strict() in it leaves the block even if torch swallowed it.
 
-    So does what it raises in a thread of a pool that the block waits for, if it passes through a block of this thread.
+    So does one that was raised in a pool's thread, if it passes through a block of this thread.
     """
     current = compiles.current
     if not current.reading:
@@ -128,7 +128,7 @@ def propagate_strict() -> Iterator[None]:
 
 
 def raise_strict(error: SafecacheError, cause: BaseException | None = None) -> NoReturn:
-    """Raise ``error``; it leaves each propagate_strict() of this thread around it, whoever catches it before."""
+    """Raise ``error`` from ``cause``; it leaves each propagate_strict() of this thread, whoever catches it before."""
     error.is_strict = True
     if compiles.current.reading:
         compiles.current.strict_error = compiles.current.strict_error or error
@@ -136,7 +136,7 @@ def raise_strict(error: SafecacheError, cause: BaseException | None = None) -> N
 
 
 def instead(raised: SafecacheError, better: SafecacheError) -> SafecacheError:
-    """``better``, which leaves this thread's lookup, as ``raised`` would have, in its place."""
+    """Replace the pending strict error ``raised`` by ``better``, with a clearer text. Return ``better``, to raise."""
     better.is_strict = raised.is_strict
     if compiles.current.strict_error is raised:
         compiles.current.strict_error = better
@@ -144,13 +144,13 @@ def instead(raised: SafecacheError, better: SafecacheError) -> SafecacheError:
 
 
 def add_refusal(message: str) -> None:
-    """Something that this thread's lookup could not use, for who reports the lookup: see refusals()."""
+    """Record for refusals() that this thread's lookup could not use something; does nothing outside of a lookup."""
     if compiles.current.reading:
         compiles.current.refusals.append(message)
 
 
 def refusals() -> list[str]:
-    """What this thread's innermost propagate_strict() could not use, and why."""
+    """Return the messages of add_refusal() in this thread's innermost propagate_strict(), in order."""
     return compiles.current.refusals[compiles.current.refused_before :]
 
 
@@ -158,7 +158,7 @@ Event = TypeVar("Event")
 
 
 class Counted(NamedTuple):
-    """Something was counted under ``name``; ``seconds``: what it took, if that is known; ``root``: in which cache."""
+    """Event: a counter has grown. ``name``: value of a Count or Reason. ``seconds``: duration. ``root``: cache."""
 
     name: str
     number: int = 1
@@ -167,38 +167,38 @@ class Counted(NamedTuple):
 
 
 def observe(event: type[Event], observer: Callable[[Event], None]) -> None:
-    """Have ``observer`` called with each event of this type, in the thread that tells it; once, however often given."""
+    """Call ``observer`` with each event of this type, in the thread that tells the event. Idempotent."""
     observers = _observers.setdefault(event, [])
     if observer not in observers:
         observers.append(observer)
 
 
 def stop_observing(event: type[Event], observer: Callable[[Event], None]) -> None:
-    """Call ``observer`` with such events no more."""
+    """Call ``observer`` with events of this type no more; nothing if it was no observer."""
     if observer in _observers.get(event, ()):
         _observers[event] = [each for each in _observers[event] if each != observer]
 
 
 def tell(event: object) -> None:
-    """Call the observers of the event. One that raises is told no more, and reported; errors of strict mode pass."""
+    """Call each observer of the type of ``event``. One that raises is reported and removed; strict errors propagate."""
     for observer in _observers.get(type(event), ()):
         try:
             observer(event)
         except Exception as error:
             if not (isinstance(error, SafecacheError) and error.is_strict):
                 stop_observing(type(event), observer)
-            report_failure(f"an observer, {observer.__module__},", "It is told no more by this process.", error)
+            report_failure(f"an observer, {observer.__module__},", "This process does not call it again.", error)
 
 
 def count(what: Count | Reason, number: int = 1, *, seconds: float | None = None, root: str = "") -> None:
-    """Add to a counter, and tell; ``seconds`` and ``root``, as in Counted, are for observers alone."""
+    """Add ``number`` to a counter, and tell observers. ``seconds``, ``root``: as in Counted, for observers only."""
     with _state.lock:
         _state.now.counters[what.value] += number
     tell(Counted(what.value, number, seconds, root))
 
 
 def counters() -> dict[str, int]:
-    """How often each thing happened in this process, by the values of Count and Reason; absent means never."""
+    """Return how often each thing happened in this process, by the values of Count and Reason; absent means never."""
     with _state.lock:
         return dict(_state.now.counters)
 
@@ -214,10 +214,11 @@ def report(
 ) -> None:
     """Count and trace ``reason``; then, as the policy says, warn once for this reason and ``cause``, or raise.
 
-    The line is ``message [reason]: why. remedy``, where ``remedy`` says what safecache does and what the user can do.
+    The line is ``message [reason]: why. remedy``, where ``remedy`` says what safecache does and the user can do, and
+    ends in the command that prints the reason's part of the guide.
 
-    What was said already, or is not worth it, is logged for those alone who ask for that: TORCH_LOGS=+safecache.
-    Raises the SafecacheError that the policy names for this reason, in strict mode, with ``error`` as its cause.
+    A repeated or silent report is logged at DEBUG level: TORCH_LOGS=+safecache shows it. In strict mode raises the
+    SafecacheError that the policy names for this reason, with ``error`` as its cause.
     """
     count(reason)
     what = f"{message}: {why}." if why else message
@@ -226,15 +227,15 @@ def report(
     said = f"{message} [{reason.value}]" + (f": {why}." if why else "")
     text = printable(f"safecache: {said} {remedy}".rstrip())
     if action.error is not None:
-        raise_strict(action.error(text), error)
+        raise_strict(action.error(f"{text} (see {reason.help})"), error)
     if claim_warning((reason, cause)) and action.warn:
-        log_line(logging.WARNING, f"{text} (logged once per process)")
+        log_line(logging.WARNING, f"{text} (logged once per process; see {reason.help})")
     else:
         log_line(logging.DEBUG, text)
 
 
 def report_failure(feature: str, effect: str, error: Exception) -> None:
-    """Report that ``feature`` has failed, once for each type of error. Errors that strict mode has raised pass on.
+    """Report that ``feature`` has failed, once for each type of error. Raises strict errors again, unchanged.
 
     In strict mode any other raises CacheReadError from it. ``effect``: a sentence that tells what happens instead.
     """
@@ -256,13 +257,13 @@ def claim_warning(what: tuple[object, str]) -> bool:
 
 
 def log_line(level: int, text: str) -> None:
-    """Log a line, with what tells this process from the others of a server; one line, whatever is in ``text``."""
+    """Log ``text`` as one line at this ``level`` of logging, with this process's label() and escapes by printable()."""
     if _log.isEnabledFor(level):
         _log.log(level, "%s %s", printable(text), label())
 
 
 class Action(NamedTuple):
-    """``error`` None: go on without the entry. ``quarantine``: move the file away first. ``warn``: say so, once."""
+    """Policy for a reason. ``error``: None to go on. ``quarantine``: move the file away first. ``warn``: once."""
 
     quarantine: bool
     warn: bool
@@ -342,7 +343,7 @@ _STRICT_ERRORS: dict[Reason, type[SafecacheError]] = {
 
 
 def decide(reason: Reason, *, strict: bool) -> Action:
-    """What to do about ``reason``."""
+    """Return what to do about ``reason``. ``strict``: whether strict mode is on."""
     raised = strict and reason not in _NEVER_RAISED
     error = _STRICT_ERRORS.get(reason, EntryRefusedError) if raised else None
     return Action(reason in _QUARANTINED, reason not in _SILENT, error)

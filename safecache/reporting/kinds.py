@@ -1,4 +1,4 @@
-"""The closed lists: what is cached, what can happen to it, and what is counted."""
+"""Closed lists: what is cached, what can happen to it, and what is counted."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = [
 
 
 class Reason(Enum):
-    """Why an entry was refused, not read, not found, or not saved."""
+    """Reason why an entry was refused, not read, not found or not saved, or why a hook or limit is not in force."""
 
     # refused: the entry is there, and is not trusted
     UNSEALED = "unsealed"
@@ -42,7 +42,7 @@ class Reason(Enum):
     KEY_NOT_ALLOWED = "key not allowed"
     NOT_PRIVATE = "not private"
     NOT_A_FILE = "not a file"
-    FOREIGN_OWNER = "foreign owner"
+    FOREIGN_OWNER = "owned by another user"
     TOO_LARGE = "too large"
     WRONG_TYPE = "wrong type"
     OTHER_CPU = "other CPU"
@@ -53,15 +53,15 @@ class Reason(Enum):
     EMPTY = "empty"
     OTHER_RANK = "other rank"
     UNSAFE_NAME = "unsafe name"
-    EXPOSED_DIRECTORY = "exposed directory"
-    CRASHED_RUN = "crashed the process that ran it"
-    FAILED_RUN = "failed in its first run"
+    EXPOSED_DIRECTORY = "directory writable by others"
+    CRASHED_RUN = "crashed on first run"
+    FAILED_RUN = "failed on first run"
     # not read
     UNREADABLE = "unreadable"
     UNLOADABLE = "unloadable"
     REMOTE_FAILED = "remote failed"
     REMOTE_UNAVAILABLE = "remote unavailable"
-    ENTRY_MISSING = "entry missing"
+    ENTRY_MISSING = "missing entry"
     # not found, though nothing was refused; or not looked for
     NEVER_SEEN = "never seen"
     KEY_DIFFERS = "key differs"
@@ -75,7 +75,7 @@ class Reason(Enum):
     FEATURE_FAILED = "feature failed"
     # not saved
     UNPICKLABLE = "unpicklable"
-    UNPREPARED = "unprepared"
+    UNPREPARED = "could not prepare"
     NOT_CACHEABLE = "not cacheable"
     INCOMPLETE = "incomplete"
     UNWRITABLE = "unwritable"
@@ -83,22 +83,27 @@ class Reason(Enum):
     LOCK_HELD = "lock held"
     # not loaded as code
     NOT_EXECUTABLE = "not executable"
-    EXEC_DIR_UNUSABLE = "exec dir unusable"
+    EXEC_DIR_UNUSABLE = "unusable exec directory"
     # not kept within its limits
-    NOT_TRIMMED = "not trimmed"
+    NOT_TRIMMED = "over limit"
     # keys and hooks
     NO_KEY = "no key"
     KEY_REFUSED = "key refused"
-    STOOD_DOWN = "stood down"
+    STOOD_DOWN = "hook inactive"
     # compiles in processes of their own
     NOT_ISOLATED = "not isolated"
     CRASHED = "compile crashed"
-    CRASHED_BEFORE = "crashed before"
+    CRASHED_BEFORE = "known compiler crash"
     # told apart from other keys
-    NOT_EXPLAINED = "not explained"
+    NOT_EXPLAINED = "key not recorded"
     # compiled again
-    DIFFERS = "compiled otherwise now"
-    NOT_RECOMPILED = "not compiled again"
+    DIFFERS = "recompile differs"
+    NOT_RECOMPILED = "not recompiled"
+
+    @property
+    def help(self) -> str:
+        """Command that prints what the reason means and how to fix it."""
+        return f"safecache help errors#{self.value.lower().replace(' ', '-')}"
 
 
 # Why a file is not even read, or could not be.
@@ -106,7 +111,7 @@ UNREAD = (Reason.NOT_A_FILE, Reason.TOO_LARGE, Reason.UNREADABLE)
 
 
 class Count(Enum):
-    """What went well."""
+    """Counters of what succeeds, of remote traffic and of waits; the values are their names in counters()."""
 
     SEALED = "sealed"
     SAVED = "saved"
@@ -118,24 +123,24 @@ class Count(Enum):
     ISOLATED = "compiled in isolation"
     REMOTE_HIT = "remote hit"
     REMOTE_MISS = "remote miss"
-    REMOTE_SENT = "sent to the remote"
-    REMOTE_UNSENT = "not sent to the remote"
-    REMOTE_RECEIVED = "bytes from the remote"
-    REMOTE_GIVEN = "bytes to the remote"
+    REMOTE_SENT = "sent to remote"
+    REMOTE_UNSENT = "not sent to remote"
+    REMOTE_RECEIVED = "bytes from remote"
+    REMOTE_GIVEN = "bytes to remote"
     # Of what a compile waits for; the microseconds are those that it has waited.
-    REMOTE_ASKED = "requests to the remote"
-    REMOTE_WAITED = "us waited for the remote"
-    REMOTE_LEFT = "remote left alone"
+    REMOTE_ASKED = "remote requests"
+    REMOTE_WAITED = "remote wait microseconds"
+    REMOTE_LEFT = "remote suspended"
     PACK_HIT = "taken from a pack"
     # Of single flights.
-    LEFT_TO_OTHERS = "left to another process"
-    WAITED_IN_VAIN = "waited in vain"
+    LEFT_TO_OTHERS = "compiled by another process"
+    WAITED_IN_VAIN = "wait timed out"
     # Of hits that are compiled again.
-    RECOMPILED = "compiled alike again"
+    RECOMPILED = "recompile matches"
 
 
 class Evidence(Enum):
-    """Name what is verified before a file is used."""
+    """Evidence that is verified before a file is used."""
 
     SEAL = "a seal at its end"
     RECORD = "a sealed record of its digest, which lies beside the cache"
@@ -143,7 +148,7 @@ class Evidence(Enum):
 
 
 class SealedName(Enum):
-    """Name a file in its seal or record."""
+    """Name of a file in its seal or record."""
 
     KEY = "the cache key"
     NOTHING = "nothing: what it travels in says which it is"
@@ -153,7 +158,7 @@ class SealedName(Enum):
 
 
 class Fingerprint(Enum):
-    """List what a seal states beyond the cache key."""
+    """Scope of the fingerprint, which a seal states beyond the cache key."""
 
     NOTHING = "nothing"
     GRAPH = "what the graph of this key depends on"
@@ -161,7 +166,7 @@ class Fingerprint(Enum):
 
 
 class Travel(Enum):
-    """Say how files go into packs and to the remote cache."""
+    """Unit in which files go into packs and to the remote cache."""
 
     NOWHERE = "not at all"
     GROUPS = "all files of a key together"
@@ -169,7 +174,7 @@ class Travel(Enum):
 
 
 class LeaseScope(Enum):
-    """Name the processes that leave the compile of a missing key to one of them."""
+    """Processes that leave the compile of a missing key to one of them."""
 
     NONE = "none do"
     HOST = "those of a host"
@@ -177,13 +182,13 @@ class LeaseScope(Enum):
 
 
 class Eviction(IntEnum):
-    """The order in which groups are evicted: first what no compile uses, last what tells that a group was evicted."""
+    """Order in which groups are evicted: first what no compile uses, last what records that a group was evicted."""
 
     FIRST, BY_USE, LAST = range(3)
 
 
 class Proof(NamedTuple):
-    """Describe how a file is verified; ``bound_to``: the parts of the build that must match."""
+    """Proof that a file needs; ``bound_to``: the parts of the build that must match."""
 
     evidence: Evidence
     name: SealedName
@@ -193,11 +198,11 @@ class Proof(NamedTuple):
 
 
 class Tiers(NamedTuple):
-    """Describe where a file lies and goes.
+    """Place of a kind's files in a cache, and how they travel between tiers.
 
-    ``place``: its path in a cache directory, for str.format(). ``key``: the pattern of its keys, so that no path made
-    of one leads out of its cache. ``is_pulled``: whether it is of use without what refers to it, so that
-    `safecache copy` fetches it from a remote.
+    ``place``: path in a cache directory, for str.format(). ``key``: pattern of its keys, so that no path made of one
+    leads out of its cache. ``is_pulled``: useful without what refers to it, so `safecache copy` fetches it from a
+    remote.
     """
 
     place: str
@@ -208,7 +213,7 @@ class Tiers(NamedTuple):
 
 
 class Upkeep(NamedTuple):
-    """``is_code``: running processes may have it mapped. ``is_warmed``: a warm start needs it."""
+    """Upkeep of a kind. ``is_code``: running processes may have it mapped. ``is_warmed``: a warm start needs it."""
 
     eviction: Eviction
     is_code: bool
@@ -243,13 +248,12 @@ def _recorded(name: SealedName, bound_to: tuple[str, ...], max_bytes: int) -> Pr
 
 
 class Kind(Enum):
-    """What lies in a cache, and all that the layers ask of it: a kind without an answer to each does not import.
+    """Kind of file in a cache, with all that other rooms need to know of it. A kind that lacks a field does not import.
 
-    Its value is sealed with it, so that an entry of one cache is refused in another.
+    The value is sealed with the file, so that an entry of one cache is refused in another.
 
-    ``noun``: what to call it to a person. ``word``: what its lookups are counted under, here and on disk, and what it
-    is called in commands. ``plural``: of what lies in a cache directory and is listed and evicted in groups, what a
-    group of it is called. ``cache``: of what is looked up, which cache is asked.
+    ``noun``: its name in messages. ``word``: its name in counters, on disk and in commands. ``plural``: name of its
+    groups, if it is listed and evicted in groups. ``cache``: name of the cache that is looked up, if it is looked up.
     """
 
     _value_: str
@@ -262,7 +266,7 @@ class Kind(Enum):
     upkeep: Upkeep
 
     def __new__(cls, value: str, words: tuple[str, str, str, str], proof: Proof, tiers: Tiers, upkeep: Upkeep) -> Kind:
-        """One whose value is ``value`` alone."""
+        """Create a member whose value is ``value`` alone."""
         kind = object.__new__(cls)
         kind._value_ = value
         kind.noun, kind.word, kind.plural, kind.cache = words
@@ -271,7 +275,7 @@ class Kind(Enum):
 
     @property
     def has_record(self) -> bool:
-        """Whether a record beside it attests a file, and no seal of its own."""
+        """Tell whether a sealed record beside the file attests it, and no seal in it."""
         return self.proof.evidence is Evidence.RECORD
 
     # Those in groups in the order of their eviction: what refers to others comes before them.
@@ -397,7 +401,7 @@ class Kind(Enum):
     CRASH_REPORT = "crash_report", ("crash report", "crash", "crash reports", ""), _UNPROVEN, _STAYS, _WORTHLESS
     DIFFERENCE = (
         "difference",
-        ("entry compiled otherwise", "difference", "entries compiled otherwise", ""),
+        ("entry that recompiles differently", "difference", "entries that recompile differently", ""),
         _UNPROVEN,
         _STAYS,
         _WORTHLESS,

@@ -1,4 +1,4 @@
-"""Reports what is refused and what cannot be written: one record, one warning, one boundary around features."""
+"""Reports of what is refused and what cannot be written: one record, one warning, one boundary around features."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ __all__ = [
 
 
 class Refusal(NamedTuple):
-    """Why an entry is not used: evidence and remedy are clauses for a person.
+    """Reason why an entry is not used: ``evidence`` and ``remedy`` are clauses for a person.
 
     ``found``: what was judged, since the path may hold something else when it is quarantined; see quarantine().
-    ``cause``: what is warned of once, if not once for its kind of entry.
+    ``cause``: warn once for each of these; by default once for each kind of entry.
     """
 
     reason: Reason
@@ -48,7 +48,7 @@ _STOCK = (
 
 
 class Refused(NamedTuple):
-    """Something of this kind was refused; ``detail``: where, and why."""
+    """Event: a file of this kind was refused; ``detail``: where, and why."""
 
     kind: Kind
     reason: Reason
@@ -56,7 +56,7 @@ class Refused(NamedTuple):
 
 
 class Observed(NamedTuple):
-    """Something of this kind is used that would be refused without SAFECACHE=observe; ``evidence``: why."""
+    """Event: a file is used that would be refused without SAFECACHE=observe; ``evidence``: why."""
 
     kind: Kind
     reason: Reason
@@ -67,7 +67,7 @@ class Observed(NamedTuple):
 def observe(refusal: Refusal, kind: Kind, where: str) -> None:
     """Report that the entry of ``kind`` at ``where`` is used although it would be refused."""
     events.tell(Observed(kind, refusal.reason, where, refusal.evidence))
-    remedy = "It is used as in stock torch, since SAFECACHE=observe."
+    remedy = "Using it, because SAFECACHE=observe."
     message = f"would refuse {kind.noun} {where}"
     events.report(refusal.reason, message, why=refusal.evidence, cause=f"observed {kind.value}", remedy=remedy)
 
@@ -98,10 +98,14 @@ def refuse(
 
 
 def refusal_error(refusal: Refusal, kind: Kind, where: str) -> EntryRefusedError:
-    """The error for what cannot be recompiled: counted, but not reported, since the error says it, in every mode."""
+    """Count the refusal and return the error to raise for it, where nothing can be recompiled.
+
+    In every mode; no warning is logged, since the error says it.
+    """
     events.count(refusal.reason)
     return EntryRefusedError(
-        f"safecache: {kind.noun} {where} is not loaded: {refusal.evidence}. {refusal.remedy}".rstrip()
+        f"safecache: not loading {kind.noun} {where} [{refusal.reason.value}]: {refusal.evidence}."
+        f" {f'{refusal.remedy} '.lstrip()}(see {refusal.reason.help})"
     )
 
 
@@ -122,7 +126,7 @@ _FIXES = {
 
 
 def suggest_fix(error: OSError, variable: str = "TORCHINDUCTOR_CACHE_DIR") -> str:
-    """The remedy for a failed write, as ``Help: ...``; ``variable``: the setting that moves the directory."""
+    """Return the remedy for a failed write, as ``Help: ...``. ``variable``: the setting that moves the directory."""
     fix = _FIXES.get(error.errno or 0, _ELSEWHERE)
     return f"Help: {fix.format(variable=variable, uid=os.geteuid())}"
 
@@ -146,7 +150,7 @@ def fail_write(
 def contain_errors(feature: str, effect: str) -> Iterator[None]:
     """Report any Exception that leaves this block, once for each feature and type, and go on after the block.
 
-    ``feature`` is a noun phrase, such as "the remote cache", and ``effect`` a sentence that tells what happens instead.
+    ``feature``: a noun phrase, such as "the remote cache". ``effect``: a sentence that tells what happens instead.
     Errors that strict mode has raised pass unchanged. In strict mode any other raises CacheReadError from it.
     """
     try:

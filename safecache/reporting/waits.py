@@ -1,9 +1,9 @@
-"""The budget of waits: how long this process may still wait for others, over all features together.
+"""Budget of waits: how long this process may still wait for others, over all features together.
 
-Whatever is waited for (a lease, a lock, a marker, a remote) may never come. Each wait has a limit of its own, and what
-was waited in vain before is taken from it: all waits in vain of a process end after the longest of their limits. A rank
-of a process group has half of the group's limit for all that it waits between two collectives, in vain or not: the
-other half is left for its compiles, before the other ranks take it for hanging.
+A lease, a lock, a marker or a remote that is waited for may never come. Each wait has a limit of its own, less the
+seconds that were waited in vain before: all waits in vain of a process end after the longest of their limits. A rank of
+a process group may spend half of the group's limit on waits between two collectives, in vain or not. The other half is
+left for its compiles, before the other ranks take the rank for hanging.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ _SPENT_IN_GROUP = (
 
 
 class Breaker:
-    """What has failed, by whatever names it, and is left alone for a while."""
+    """Circuit breaker: what has failed, under any hashable name, and is suspended for a while."""
 
     def __init__(self) -> None:
         self._until: dict[Hashable, float] = {}
 
     def leave_alone(self, what: Hashable, seconds: float) -> None:
-        """Leave it alone for so long from now."""
+        """Suspend ``what`` for so many seconds from now."""
         self._until[what] = time.monotonic() + seconds
 
     def left(self) -> dict[Hashable, float]:
-        """Return all that is, each with the seconds for which it still is."""
+        """Return everything that is suspended, with the seconds left."""
         return {what: left for what in list(self._until) if (left := self.seconds_left(what))}
 
     def seconds_left(self, what: Hashable) -> float:
-        """For how long it still is; 0 if it is not."""
+        """Return the seconds for which ``what`` is still suspended; 0 if it is not."""
         return max(0.0, self._until.get(what, 0.0) - time.monotonic())
 
 
@@ -73,18 +73,18 @@ _state: Part[_State] = Part(_State)
 
 
 def set_group(find: Callable[[], tuple[float, Hashable] | None]) -> None:
-    """Have ``find`` tell the seconds for waits between two collectives, and a value that changes with each collective.
+    """Set ``find``, which returns the seconds of waits allowed between two collectives, and a mark of the last one.
 
-    It returns None for a process that is no rank of a group.
+    The mark changes with each collective. ``find`` returns None for a process that is no rank of a group.
     """
     global _find_group
     _find_group = find
 
 
 def remaining(limit: float) -> float:
-    """Return for how many seconds a wait may go on that has this limit, in seconds, of its own; 0 if not at all.
+    """Return how many seconds a wait may last, given its own ``limit`` in seconds and the budget; 0: do not wait.
 
-    The first 0 is reported.
+    The first time that the budget is spent is logged. A caller that waits reports the seconds with charge().
     """
     in_vain, left, in_group = _state.now.in_vain, math.inf, 0.0
     group = _find_group() if _find_group is not None else None
@@ -108,8 +108,8 @@ def wait(
 ) -> tuple[T | None, float]:
     """Call ``attempt`` with the seconds left until it returns something; return that, and the seconds it took.
 
-    None after ``limit`` seconds, or once it ``is_in_vain``. After NOTICE seconds ``say`` is called. ``pauses``: the
-    shortest between two attempts, and the longest. Raises what the three do.
+    Returns None in its place after ``limit`` seconds, or once it ``is_in_vain``. After NOTICE seconds calls ``say``.
+    ``pauses``: seconds between two attempts, at first and at most. Raises what the three do.
     """
     began, waited, is_told, (pause, longest) = time.monotonic(), 0.0, False, pauses
     while waited < limit and not is_in_vain():
@@ -126,7 +126,7 @@ def wait(
 
 
 def charge(seconds: float, *, in_vain: bool) -> None:
-    """Take the seconds of a wait from the budget. Only those ``in_vain`` count beyond the next collective."""
+    """Charge the seconds of a wait to the budget. Only those ``in_vain`` count beyond the next collective."""
     group = _find_group() if _find_group is not None else None
     with _state.lock:
         state = _state.now
@@ -137,7 +137,7 @@ def charge(seconds: float, *, in_vain: bool) -> None:
 
 
 def refund(seconds: float) -> None:
-    """Take back that so many seconds were in vain: what they were waited for has come after all."""
+    """Take ``seconds`` back that were charged as in vain, because what was waited for has come."""
     with _state.lock:
         state = _state.now
         state.in_vain = max(0.0, state.in_vain - seconds)

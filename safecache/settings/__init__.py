@@ -1,4 +1,4 @@
-"""The settings: their table, what their values mean, and as this process has them.
+"""Settings: their table, parsers, and values in this process.
 
 Imports nothing but errors.
 """

@@ -1,4 +1,4 @@
-"""Children that run safecache's own code: nothing of the working directory is imported, whoever may write there."""
+"""Environments of children that run safecache's own code: they import nothing from the working directory."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def apart(environ: Mapping[str, str]) -> dict[str, Any]:
 
 
 def with_package(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return ``environ`` where a child can import this package, after what else is on PYTHONPATH."""
+    """Return a copy of ``environ`` in which a child can import this package, as the last place of PYTHONPATH."""
     paths = (environ.get("PYTHONPATH"), _CHECKOUT)
     return {**environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
 

@@ -1,4 +1,4 @@
-"""The settings as this process has them; the only reader, and writer, of its environment."""
+"""Settings of this process; the only reader, and writer, of its environment."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ _RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 
 
 class Config:
-    """The settings as read once, by their names in VALUES."""
+    """Values of the settings, read once. The attributes are named as in VALUES."""
 
     enabled: bool | str
     strict: bool
@@ -114,22 +114,22 @@ class Config:
 
     @property
     def observes(self) -> bool:
-        """Tell whether what does not verify is reported, and used as in stock torch."""
+        """Tell whether files that do not verify are reported and used, as in stock torch."""
         return self.enabled == OBSERVE
 
     @property
     def packs(self) -> tuple[str, ...]:
-        """Those of ``lower`` that are files, made by ``safecache pack``: they are told by their ending."""
+        """Paths of ``lower`` that are packs, made by ``safecache pack``; recognised by their ending."""
         return tuple(path for path in self.lower if is_pack(path))
 
     @property
     def layers(self) -> tuple[str, ...]:
-        """Those of ``lower`` that are cache directories."""
+        """Paths of ``lower`` that are cache directories."""
         return tuple(path for path in self.lower if not is_pack(path))
 
 
 def is_url(place: str) -> bool:
-    """Tell whether a place is a remote, and no file or directory."""
+    """Tell whether ``place`` is the URL of a remote, rather than a file or directory."""
     return place.partition("://")[0].lower() in REMOTES and "://" in place
 
 
@@ -164,7 +164,7 @@ def _parsed(variable: str, environ: Mapping[str, str], form: Value | Setting) ->
 
 
 def problems(environ: Mapping[str, str]) -> dict[str, str]:
-    """The error message for each variable of ``environ`` that load() would refuse. Raises nothing."""
+    """Return the error message for each variable of ``environ`` that load() would refuse. Raises nothing."""
     found = {}
     for variable in VARIABLES:
         try:
@@ -175,7 +175,7 @@ def problems(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _config_home(environ: Mapping[str, str]) -> str | None:
-    """``$XDG_CONFIG_HOME``, else ``~/.config``; None for a user without a home (XDG base directory specification)."""
+    """Return ``$XDG_CONFIG_HOME``, else ``~/.config``; None without a home (XDG base directory specification)."""
     xdg = environ.get("XDG_CONFIG_HOME", "")
     if xdg and os.path.isabs(xdg):
         return xdg
@@ -194,7 +194,7 @@ _current: Config | None = None
 
 
 def current() -> Config:
-    """The settings of this process, read once; see reload()."""
+    """Return the settings of this process, which are read once; see reload(). The first call may raise ConfigError."""
     return reload() if _current is None else _current
 
 
@@ -206,37 +206,40 @@ def reload(without: Collection[str] = ()) -> Config:
 
 
 def enforce() -> None:
-    """Refuse what does not verify, also where SAFECACHE=observe: a command tells what would be refused."""
+    """Refuse what does not verify, also with SAFECACHE=observe: for commands that tell what would be refused.
+
+    Reads the settings again without SAFECACHE.
+    """
     if current().observes:
         reload(without={"SAFECACHE"})
 
 
 def is_switched_off() -> bool:
-    """Whether SAFECACHE is off in the environment as it is now, whatever else is set. Raises ConfigError."""
+    """Tell whether SAFECACHE is off in the environment as it is now, ignoring all else. Raises ConfigError."""
     return not load({"SAFECACHE": os.environ.get("SAFECACHE", "")}).enabled
 
 
 def environment() -> Mapping[str, str]:
-    """This process's environment, to be read: no copy, which takes long where a container has hundreds of variables."""
+    """Return this process's environment, to be read only. Not a copy, which is slow with hundreds of variables."""
     return os.environ
 
 
 def child_environment() -> dict[str, str]:
-    """A copy of this process's environment, to start a child with."""
+    """Return a copy of this process's environment, to start a child with."""
     return dict(os.environ)
 
 
 def name_run() -> None:
-    """Name the run after its start time, for this process and its children, unless its parent has named it."""
+    """Name the run after its start time, for this process and its children, unless it has a name already."""
     if not run_id():
         moment = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
         os.environ[_RUN] = f"{moment}-{os.urandom(4).hex()}"
 
 
 def set_child_environment(variables: Mapping[str, str | None], *, run: str = "") -> dict[str, str | None]:
-    """Set these variables for the children that this process starts next; None unsets one.
+    """Set ``variables`` in this process's environment, for the children that it starts next; None unsets one.
 
-    ``run``: the name of the run that they are to be. Returns what the variables were, to be lent in turn.
+    ``run``: name of the children's run. Returns the former values: pass them in again to restore them.
     """
     variables = {**variables, _RUN: run} if run else variables
     before = {name: os.environ.get(name) for name in variables}
@@ -249,7 +252,7 @@ def set_child_environment(variables: Mapping[str, str | None], *, run: str = "")
 
 
 def run_id() -> str:
-    """The name of the run; "" before the first activation."""
+    """Return the name of the run; "" before the first activation."""
     return os.environ.get(_RUN, "")
 
 
@@ -262,14 +265,14 @@ def isolate() -> None:
 
 
 def cache_directory() -> str | None:
-    """Where torch keeps what Inductor compiles; None if it was neither set nor chosen yet."""
+    """Return TORCHINDUCTOR_CACHE_DIR, where torch keeps what Inductor compiles; None if not set or chosen yet."""
     return os.environ.get(_CACHE_DIRECTORY)
 
 
 def within_cache(path: str) -> tuple[str, str]:
-    """The cache directory that contains ``path``, or is it, and the relative path; ``path`` and "" if there is none.
+    """Return the cache directory that contains or is ``path``, and the relative path; ``path`` and "" if there is none.
 
-    Known are Inductor's, the original of a redirected one, Triton's, and those of name_cache(), but no layers.
+    Known are Inductor's, the original of a redirected one, Triton's, and those of name_cache(), but no lower tiers.
     """
     originals = (redirected() or ())[1:]
     for top in (cache_directory(), *originals, os.environ.get(_TRITON_DIRECTORY), *_named):
@@ -300,7 +303,7 @@ def redirect_cache(directory: str, original: str | None) -> None:
 
 
 def redirected() -> tuple[str, str] | None:
-    """The current redirection, set by this process or inherited: the directory and the original; None without one."""
+    """Return (directory, original) of the current redirection, set here or by a parent; None without one."""
     directory, separator, original = os.environ.get(_REDIRECTED, "").partition("\n")
     return (directory, original) if separator else None
 
@@ -313,18 +316,18 @@ def end_redirection() -> None:
 
 
 def library_directory(variable: str) -> tuple[str, bool]:
-    """The cache directory that this variable names, or "", and whether it equals the one that safecache has set."""
+    """Return the cache directory that ``variable`` names, or "", and whether safecache has set it."""
     directory = os.environ.get(variable, "")
     return directory, directory == os.environ.get(f"_SAFECACHE_{variable}")
 
 
 def set_library_directory(variable: str, directory: str) -> None:
-    """Make the library that reads this variable keep its kernels there, in this process and its children."""
+    """Set ``variable``, by which a library finds its cache of kernels, in this process and its children."""
     os.environ[variable] = os.environ[f"_SAFECACHE_{variable}"] = directory
 
 
 def job_id() -> str:
-    """Name the job: alike in all its ranks, and another on the next day; for a process that is no rank, its run."""
+    """Return the name of the job: equal in all its ranks on one day (UTC). For a process that is no rank, the run's."""
     if not rank():
         return run_id()
     meeting = (os.environ.get(name, "") for name in ("MASTER_ADDR", "MASTER_PORT"))
@@ -332,17 +335,17 @@ def job_id() -> str:
 
 
 def rank() -> str:
-    """The rank of this process in its job, as set by the job's launcher; "" without one."""
+    """Return the rank of this process as its launcher (torchrun, Open MPI, MPICH) has set it; "" without one."""
     return next((os.environ[name] for name in _RANKS if os.environ.get(name)), "")
 
 
 def multiprocess_directory() -> str:
-    """The directory of prometheus_client's multiprocess mode; "" if it is not set."""
+    """Return the directory of prometheus_client's multiprocess mode; "" if it is not set."""
     return next((os.environ[name] for name in _MULTIPROCESS_DIRECTORIES if os.environ.get(name)), "")
 
 
 def metrics_directory() -> str:
-    """The directory where the processes of this run keep safecache's counters; "" before one is made."""
+    """Return the directory for safecache's counters of this run; "" before one is made."""
     return os.environ.get(_METRICS_DIRECTORY, "")
 
 
@@ -355,15 +358,15 @@ _MAIN = os.path.join("compile_worker", "__main__.py")
 
 
 def is_compile_worker() -> bool:
-    """Whether this process is one of Inductor's compile workers: it runs torch/_inductor/compile_worker/__main__.py.
+    """Tell whether this process is one of Inductor's compile workers.
 
-    False in the process that creates the pool.
+    By its program, torch/_inductor/compile_worker/__main__.py. False in the process that creates the pool.
     """
     return str(getattr(sys.modules.get("__main__"), "__file__", "")).endswith(_MAIN)
 
 
 def is_installed(name: str) -> bool:
-    """Whether a module of this name could be imported: looked for without importing it, so that a start can tell."""
+    """Tell whether a module of this name could be imported, without importing it."""
     if name in sys.modules:
         return sys.modules[name] is not None
     from importlib.machinery import PathFinder
@@ -376,5 +379,5 @@ def is_installed(name: str) -> bool:
 
 
 def install_line(extra: str) -> str:
-    """What installs the libraries of this extra of ours."""
+    """Return the command that installs safecache with this ``extra``, such as "metrics"."""
     return f"pip install 'safecache[{extra}]'"

@@ -1,4 +1,4 @@
-"""The settings: one table, which the guide and the reader of the environment share, and what their values mean."""
+"""Settings: one table, which the guide and the reader of the environment share, and what their values mean."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def switch(text: str) -> bool:
 
 
 def one_of(words: tuple[str, ...]) -> Callable[[str], str]:
-    """A parser for one of these words, in either case."""
+    """Return a parser for one of these words, in either case."""
 
     def parse(text: str) -> str:
         word = text.strip().lower()
@@ -81,7 +81,7 @@ def path(text: str) -> str:
 
 
 def names(text: str) -> tuple[str, ...]:
-    """Names, without spaces around them."""
+    """Parse names separated by commas, without spaces around them."""
     return tuple(filter(None, map(str.strip, text.split(","))))
 
 
@@ -91,7 +91,7 @@ def paths(text: str) -> tuple[str, ...]:
 
 
 def number(least: float, most: float) -> Callable[[str], float]:
-    """A parser for a number from ``least`` to ``most``."""
+    """Return a parser for a number from ``least`` to ``most``."""
 
     def parse(text: str) -> float:
         number = float(text)
@@ -111,12 +111,15 @@ def compile_memory(text: str) -> int:
 
 
 def switch_or(word: str) -> Callable[[str], bool | str]:
-    """A parser for a switch, or for this word."""
+    """Return a parser for a switch, or for this word."""
     return lambda text: word if text.strip().lower() == word else switch(text)
 
 
 def url(text: str) -> str:
-    """Parse the URL of a remote cache; a scheme of REMOTES has to be followed by ://, and that by something."""
+    """Return the URL of a remote cache unchanged: a scheme of REMOTES, "://", and a place with a valid port, if any.
+
+    Raises ValueError for any other text.
+    """
     scheme, separator, rest = text.partition("://")
     if scheme.lower() not in REMOTES or not separator or not rest:
         raise ValueError(text)
@@ -129,14 +132,14 @@ def url(text: str) -> str:
 
 
 def without_password(text: str) -> str:
-    """A URL as it may be shown: without user and password, and without parameters."""
+    """Return a URL as it may be shown: without user, password and parameters."""
     scheme, separator, rest = text.partition("://")
     place, slash, path = rest.partition("?")[0].partition("/")
     return f"{scheme}{separator}{place.rpartition('@')[2]}{slash}{path}"
 
 
 def namespace(text: str) -> str:
-    """Parse a namespace: its letters and length are limited."""
+    """Parse a namespace, whose letters and length are limited."""
     if len(text) > LONGEST_NAMESPACE or not set(text) <= _NAMESPACE_LETTERS:
         raise ValueError(text)
     return text
@@ -154,7 +157,7 @@ CACHE = "cache"  # in SAFECACHE_TIERS
 
 
 class Value:
-    """Describe one value of Config: ``parse`` raises ValueError for what ``allowed`` does not describe.
+    """Description of one value of Config: ``parse`` raises ValueError for what ``allowed`` does not describe.
 
     ``older``: the variable that has set it alone, which counts for one more release.
     """
@@ -168,7 +171,7 @@ class Value:
 
 
 class Setting:
-    """Describe one variable, as guide/settings.md does: ``parse`` returns what it sets of VALUES, by name."""
+    """Description of one variable, as in guide/settings.md: ``parse`` returns what it sets of VALUES, by name."""
 
     def __init__(self, name: str, parse: Callable[[str], dict[str, Any]], allowed: str) -> None:
         self.variable = f"SAFECACHE_{name}" if name else "SAFECACHE"
@@ -179,7 +182,7 @@ class Setting:
 _SWITCH = (switch, "1/true/yes/on or 0/false/no/off")
 _PATH = (path, "an absolute path")
 _SECONDS = (number(0, LONGEST_TIME), f"seconds, 0 to {LONGEST_TIME:.0f}")
-_SIZE = (units.parse_size, units.SIZES)
+_SIZE = (units.parse_size, "a size such as 10G or 10GiB")
 _AGE = (units.parse_age, units.AGES)
 
 VALUES = {
@@ -187,7 +190,7 @@ VALUES = {
     for value in (
         Value("enabled", True, switch_or(OBSERVE), f"{_SWITCH[1]}, or {OBSERVE}"),
         Value("strict", False, *_SWITCH),
-        Value("disable", (), names, "names of units, with , between them"),
+        Value("disable", (), names, "names of units, comma-separated"),
         Value("trust", "signed", one_of(TRUST_MODES), f"signed, private or {SHARED}"),
         Value("key_file", None, *_PATH),
         Value("keyring", None, *_PATH),
@@ -195,7 +198,7 @@ VALUES = {
         Value("shared", False, *_SWITCH, "SHARED"),
         Value("fsync", "auto", one_of(FSYNC_MODES), "auto, always or never"),
         Value("local", None, *_PATH, "LOCAL"),
-        Value("lower", (), paths, "absolute paths, with : between them", "LOWER"),
+        Value("lower", (), paths, "absolute paths, colon-separated", "LOWER"),
         Value("remote", None, url, f"a URL: {', '.join(REMOTES)}", "REMOTE"),
         Value("remote_password_file", None, *_PATH, "REMOTE_PASSWORD_FILE"),
         Value("remote_read_only", False, *_SWITCH, "REMOTE_READ_ONLY"),
@@ -216,8 +219,8 @@ VALUES = {
         Value("isolate", False, switch_or(WORKERS), f"{_SWITCH[1]}, or {WORKERS}"),
         Value("prefetch", True, *_SWITCH, "PREFETCH"),
         Value("compile_timeout", None, number(1, LONGEST_TIME), f"seconds, 1 to {LONGEST_TIME:.0f}", "COMPILE_TIMEOUT"),
-        Value("compile_memory", None, compile_memory, f"at least 1 GB: {units.SIZES}", "COMPILE_MEMORY"),
-        Value("assume_unchanged", (), names, "names separated by commas"),
+        Value("compile_memory", None, compile_memory, f"{_SIZE[1]}, at least 1G", "COMPILE_MEMORY"),
+        Value("assume_unchanged", (), names, "names, comma-separated"),
         Value("recompile_sample", 0.0, number(0, 1), "a number from 0 to 1", "VERIFY"),
         Value("explain", False, *_SWITCH),
         Value("metrics", False, *_SWITCH),
@@ -233,7 +236,7 @@ def _alone(name: str, variable: str | None = None) -> Setting:
 
 
 def _combined(variable: str, parts: dict[str, str], main: str = "") -> Setting:
-    """A setting of ``name=value`` with commas between them, and of one word alone that is the value of ``main``."""
+    """Return a setting of comma-separated ``name=value``, and at most one lone word, the value of ``main``."""
 
     def parse(text: str) -> dict[str, Any]:
         found = {}
@@ -249,7 +252,7 @@ def _combined(variable: str, parts: dict[str, str], main: str = "") -> Setting:
 
     words = [VALUES[main].allowed] if main else []
     words += [f"{part}={VALUES[name].allowed}" for part, name in parts.items()]
-    return Setting(variable, parse, "with , between them: " + "; ".join(words))
+    return Setting(variable, parse, "comma-separated: " + "; ".join(words))
 
 
 def _trust(text: str) -> dict[str, Any]:
@@ -267,8 +270,8 @@ def _waits(text: str) -> dict[str, Any]:
 # Parameters of a remote in SAFECACHE_TIERS, after the name of each value.
 _OF_REMOTE = ("password_file", "read_only", "connect", "timeout", "flush", "max_bytes", "ttl")
 _TIERS = (
-    f"with , between them: absolute paths of directories, then of packs, then a URL: {', '.join(REMOTES)}; and before "
-    f"the word {CACHE} a directory"
+    f"comma-separated, in this order, each optional: DIRECTORY,{CACHE}; directories; packs; a URL of "
+    f"{'/'.join(REMOTES)}; absolute paths"
 )
 
 
@@ -299,7 +302,7 @@ def _remote(text: str) -> dict[str, Any]:
 
 
 def is_pack(path: str) -> bool:
-    """Tell whether a file of this name is a pack: a directory ``.safecache`` is none."""
+    """Tell whether a file of this name is a pack, by its ending. A directory named ``.safecache`` is none."""
     return os.path.splitext(path)[1] == PACK
 
 

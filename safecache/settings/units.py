@@ -30,7 +30,7 @@ _LATEST = 253402300799.0  # the end of the year 9999
 
 
 def parse_size(text: str) -> int:
-    """Parse bytes. Raises ValueError for what SIZES does not describe, and for 0: is that no limit, or no cache?"""
+    """Parse a size into bytes. Raises ValueError for what SIZES does not describe, and for 0, which is ambiguous."""
     number, unit = _split(text)
     unit = unit.lower().removesuffix("b")
     base = 1024 if unit.endswith("i") else 1000
@@ -70,7 +70,7 @@ def _positive(number: float, text: str) -> int:
 
 
 def write_size(size: int) -> str:
-    """A size in bytes as text, such as ``4.2 MB``, in powers of 1000."""
+    """Return a size in bytes as text, such as ``4.2 MB``, in powers of 1000."""
     value, unit = float(size), "B"
     for larger in ("kB", "MB", "GB", "TB"):
         if value < 999.95:
@@ -80,13 +80,13 @@ def write_size(size: int) -> str:
 
 
 def write_age(seconds: float) -> str:
-    """An age in seconds as text, such as ``3 d``: in the largest unit that it fills, rounded down."""
+    """Return an age in seconds as text, such as ``3 d``: in the largest unit that it fills, rounded down."""
     unit = next((unit for unit in ("d", "h", "min") if seconds >= _SECONDS[unit]), "s")
     return f"{int(seconds // _SECONDS[unit])} {unit}"
 
 
 def parse_time(text: str) -> float:
-    """Seconds since the epoch of an RFC 3339 time, or of a date alone, which means its first moment in UTC.
+    """Parse an RFC 3339 time, or a date alone (its first moment in UTC), into seconds since the epoch.
 
     Raises ValueError, also for a time without an offset, which is ambiguous.
     """
@@ -102,7 +102,7 @@ def parse_time(text: str) -> float:
 
 
 def check_time(value: object) -> float:
-    """``value`` as seconds since the epoch. Raises ValueError unless it is a number that write_time() accepts."""
+    """Return ``value`` as seconds since the epoch. Raises ValueError unless it is a number write_time() accepts."""
     # A bool is an int, and NaN compares as false with everything.
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0.0 <= value <= _LATEST:
         raise ValueError(f"{value!r} is no moment")
@@ -110,7 +110,7 @@ def check_time(value: object) -> float:
 
 
 def write_time(seconds: float) -> str:
-    """Seconds since the epoch in RFC 3339, in UTC, rounded down to the second."""
+    """Return seconds since the epoch as an RFC 3339 time in UTC, rounded down to the second."""
     from datetime import datetime, timezone
 
     # Not strftime(), which writes the year 30 with two digits.
@@ -118,5 +118,5 @@ def write_time(seconds: float) -> str:
 
 
 def write_stamp(seconds: float) -> str:
-    """As write_time(), for any time from a file system: one out of range becomes the first or the last moment."""
+    """Return write_time() of any time from a file system: one out of range becomes the first or the last moment."""
     return write_time(min(max(seconds, 0.0), _LATEST))

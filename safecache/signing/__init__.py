@@ -1,4 +1,4 @@
-"""Keys, the seal, and whether what is sealed may be trusted.
+"""Keys and seals, and whether a sealed file may be trusted.
 
 May import the rooms up to places.
 """

@@ -1,7 +1,7 @@
-"""Heartbeats: the proof, to those to whom no kernel tells of it, that who holds a lease lives and works for this user.
+"""Heartbeats: proof that the holder of a lease lives and works for this user, where no kernel names that process.
 
-A beat is a record under a trusted key's seal. It states the lease that it is of, its process, a count that rises, and
-the time. What is forged, of another lease, older than FRESH seconds, or not followed by another beat is no proof.
+A beat is a record under a trusted key's seal. It states its lease, its process, a count that rises, and the time. A
+beat is no proof if it is forged, of another lease, older than FRESH seconds, or not followed by another beat.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ _state: Part[_State] = Part(_State)
 
 
 class Beats:
-    """Makes the beats of this process for one lease, held since ``began``, in seconds since the epoch."""
+    """Beats of this process for the lease ``subject``, which it holds since ``began`` (seconds since the epoch)."""
 
     def __init__(self, subject: str, began: float) -> None:
         self._subject, self._began, self._process, self._count = subject, began, _state.now.process, 0
 
     def make_next(self) -> bytes | None:
-        """Seal the next one; None for a process without a signing key, which can prove nothing."""
+        """Return the next beat, sealed; None for a process without a signing key, which can prove nothing."""
         self._count += 1
         stated = {"process": self._process, "count": self._count, "at": time.time(), "began": self._began}
         return side_records.seal_record(self._subject, stated)
@@ -53,7 +53,11 @@ class _Heard(NamedTuple):
 
 
 class Listener:
-    """Hears what is left in one lease: of each process it keeps the highest count, and when that last rose."""
+    """Listener to the beats of the lease ``subject``: keeps each process's highest count, and when that last rose.
+
+    ``is_proven``: the last beat heard is a proof. ``began``: since when the holder says that it holds the lease, in
+    seconds since the epoch.
+    """
 
     def __init__(self, subject: str) -> None:
         self._subject = subject
@@ -63,7 +67,11 @@ class Listener:
         self.began: float | None = None
 
     def hear(self, unverified: bytes) -> bool:
-        """Return whether to wait on for who has left this; ``is_proven`` tells then whether its count has risen."""
+        """Tell whether to wait on for the process that has left this beat; set ``is_proven`` if its count has risen.
+
+        ``unverified``: the content of the lease. False for anything but a fresh beat, and once its count stands still
+        for LAPSE seconds, or after the first beat for waits.UNPROVEN.
+        """
         self.is_proven = False
         record, now = side_records.open_record(unverified, self._subject, own=False), time.monotonic()
         try:
@@ -86,7 +94,7 @@ class Listener:
 
 
 class Renewals:
-    """Calls what renews each lease that is held, every ``period`` seconds, in a thread that lives while any is."""
+    """Renewals of each lease held, every ``period`` seconds, in a thread that ends with the last lease."""
 
     def __init__(self, name: str, period: float) -> None:
         self._name, self._period = name, period
@@ -95,7 +103,7 @@ class Renewals:
         self._thread: threading.Thread | None = None
 
     def begin(self, lease: object, renew: Callable[[], None]) -> None:
-        """Call ``renew``, which raises nothing, until end()."""
+        """Call ``renew`` once in each period until end() is called for ``lease``. ``renew`` must raise nothing."""
         with self._lock:
             self._held[lease] = renew
             if self._thread is None:
@@ -103,12 +111,12 @@ class Renewals:
                 self._thread.start()
 
     def end(self, lease: object) -> None:
-        """Renew this lease no more."""
+        """Stop renewing ``lease``."""
         with self._lock:
             self._held.pop(lease, None)
 
     def end_all(self) -> None:
-        """Renew none any more; also in the child of a fork, which has no such thread."""
+        """Stop renewing all leases; also for the child of a fork, which has no such thread."""
         self._held, self._thread, self._lock = {}, None, threading.Lock()
 
     def _work(self) -> None:

@@ -15,7 +15,7 @@ _FORBIDDEN_TO_OTHERS = 0o037  # mode bits of a file with a secret, as in the key
 
 
 def generate(*, ed25519: bool) -> Key:
-    """A new Ed25519 key, or else a MAC key. Raises KeyringError if Ed25519 is unavailable."""
+    """Return a new Ed25519 or else MAC key, without storing it. Raises KeyringError if Ed25519 is unavailable."""
     if not ed25519:
         return Key.mac(secrets.token_bytes(MAC_SIZE))._replace(created=time.time())
     missing = keys.problem()
@@ -26,7 +26,7 @@ def generate(*, ed25519: bool) -> Key:
 
 
 def place() -> str:
-    """The keyring directory. Raises KeyringError for a user without one."""
+    """Return the path of the keyring directory. Raises KeyringError for a user without one."""
     directory = keyring.directory()
     if directory is None:
         raise KeyringError("this user has no home directory for a keyring: name one in SAFECACHE_KEYRING")
@@ -34,9 +34,10 @@ def place() -> str:
 
 
 def read_candidate(path: str | None, content: bytes = b"") -> Key:
-    """The key in the file at ``path``, or in ``content`` if that is None; of a private key, only the public part.
+    """Return the key in the file at ``path``, or in ``content`` if None; of an Ed25519 key, only the public part.
 
-    Raises KeyringError if it is not a key, or is a secret in a file that others can read; OSError.
+    A MAC key keeps its secret. Raises KeyringError if it is not a key, or is a secret in a file that others can read;
+    OSError.
     """
     if path is not None:
         key = key_files.read(path, forbidden=_FORBIDDEN_TO_OTHERS)
@@ -50,14 +51,17 @@ def read_candidate(path: str | None, content: bytes = b"") -> Key:
 
 
 def trust(key: Key) -> str:
-    """Put ``key`` into the keyring; return the path of its file. Raises KeyringError or OSError."""
+    """Put ``key`` into the keyring directory; return the path of its file. Raises KeyringError or OSError."""
     path = key_directory.add(place(), key)
     keyring.renew()
     return path
 
 
 def find(prefix: str) -> Key:
-    """The known key whose id begins with ``prefix``. Raises KeyringError for none, several, or a refused one."""
+    """Return the known key whose hex id begins with ``prefix``.
+
+    Raises KeyringError for none, several, or a refused one.
+    """
     ring = keyring.current(tell=False)
     wanted = prefix.lower()
     found = [key_id for key_id in {*ring.trusted, *ring.refused} if key_id.hex().startswith(wanted)]
@@ -72,8 +76,9 @@ def find(prefix: str) -> Key:
 
 
 def revoke(key: Key, why: str) -> str:
-    """Revoke ``key`` and with it all its entries; return the path of its file. An earlier revocation stands.
+    """Revoke ``key`` and with it all its entries; return the path of its file. ``why``: the reason, for messages.
 
-    The secret of a signing key stored elsewhere is not copied: its file here holds only the id. Raises as trust().
+    An earlier revocation stands. The secret of a signing key stored elsewhere is not copied: its file here holds only
+    the id. Raises as trust().
     """
     return trust(key._replace(secret=b"", revoked=time.time(), why_revoked=why))

@@ -19,7 +19,7 @@ _FORBIDDEN = 0o037  # mode bits of a file with a secret; its group may read it, 
 
 
 class Shelf(NamedTuple):
-    """The content of the directory. ``refused``: why key files are, by id; ``problems``: a text for each bad file.
+    """Content of the keyring directory. ``refused``: objections to key files, by id; ``problems``: a text per bad file.
 
     ``broken``: why the directory as a whole cannot be trusted. It may then have held a revocation of any key.
     """
@@ -31,12 +31,12 @@ class Shelf(NamedTuple):
 
 
 def default(config_home: str | None) -> str | None:
-    """The directory used if the settings name none; None for a user without a home."""
+    """Return the directory used if the settings name none; None for a user without a home."""
     return None if config_home is None else os.path.join(config_home, "safecache", "keys")
 
 
 def stamp(directory: str | None) -> tuple[int, int] | None:
-    """mtime and ctime in ns, which change if a file is added, removed or replaced, or its mode; None if unknown."""
+    """Return mtime and ctime in ns, which change if the directory's mode or list of files does; None if unknown."""
     try:
         status = os.stat(directory) if directory is not None else None
     except OSError:
@@ -45,12 +45,12 @@ def stamp(directory: str | None) -> tuple[int, int] | None:
 
 
 def path_of(directory: str, key_id: bytes) -> str:
-    """The path of that key's file."""
+    """Return the path of the file of the key with this id."""
     return os.path.join(directory, key_id.hex() + _SUFFIX)
 
 
 def read(directory: str, *, must_exist: bool) -> Shelf:
-    """The keys in ``directory``; none if it is missing, unless it ``must_exist``. Never raises: see Shelf.broken."""
+    """Return the keys in ``directory``; none if missing, unless it ``must_exist``. Never raises: see Shelf.broken."""
     try:
         if not must_exist and not os.path.lexists(directory):
             _check_absence(directory)
@@ -87,7 +87,7 @@ def _check_directory(directory: str, *, must_exist: bool) -> None:
 
 
 def _check_absence(directory: str) -> None:
-    """Where others can write, they may have moved the directory away, and with it the revocation of our own key."""
+    """Raise KeyringError if others could have moved the directory away, and this user's key's revocation with it."""
     place = os.path.dirname(directory)
     if os.path.lexists(place):
         key_files.check_path(place)

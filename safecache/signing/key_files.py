@@ -1,4 +1,4 @@
-"""Key files: encoded and decoded, read only if nobody else could have written them, written atomically."""
+"""Key files: their encoding, reads that require that nobody else could have written them, and atomic writes."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _PEM = "-----BEGIN"
 
 
 def encode(key: Key) -> bytes:
-    """The content of a key file for ``key``: with its secret or private part if it has one, else its public part."""
+    """Return the content of a key file for ``key``: its secret or private part if it has one, else its public part."""
     material: dict[str, str] = {}
     if key.can_seal:
         name = "private" if key.algorithm is Algorithm.ED25519 else "secret"
@@ -71,10 +71,10 @@ def encode(key: Key) -> bytes:
 
 
 def recognise(content: bytes, *, any_secret: bool) -> Key:
-    """The key in ``content``: a key file, PEM, or a raw secret.
+    """Return the key in ``content``: a key file, PEM, or a raw secret.
 
-    With ``any_secret``, a raw secret is any content of 32 bytes or more, else only 64 hex digits, so that a text file
-    is not mistaken for a key. Raises KeyringError.
+    With ``any_secret``, a raw secret is any content of 32 bytes or more. Otherwise it is 64 hex digits, so that no text
+    file is mistaken for a key. Raises KeyringError.
     """
     text = _text(content)
     # Text may precede the PEM block, as in the output of `openssl pkey -text`.
@@ -94,7 +94,7 @@ def recognise(content: bytes, *, any_secret: bool) -> Key:
 
 
 def _text(content: bytes) -> str:
-    """``content`` as text, without a byte order mark and surrounding whitespace; empty if it is not text.
+    """Return ``content`` as text, without a byte order mark and surrounding whitespace; empty if it is not text.
 
     A raw secret may begin with a brace like any other byte, but 32 random bytes are never text.
     """
@@ -108,7 +108,7 @@ def _text(content: bytes) -> str:
 
 
 def decode(content: bytes) -> Key:
-    """The key in a key file. Raises KeyringError, also if the stated id is not that of the key.
+    """Return the key in a key file. Raises KeyringError, also if the stated id is not that of the key.
 
     Unknown fields are refused: one could be a restriction with its name misspelt.
     """
@@ -137,7 +137,7 @@ def decode(content: bytes) -> Key:
 
 
 def _fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Raises KeyringError for a repeated name: JSON parsers do not agree on which value counts."""
+    """Return the fields as a dict. Raises KeyringError for a repeated name: JSON parsers disagree which one counts."""
     twice = [name for name, number in Counter(name for name, _ in pairs).items() if number > 1]
     if twice:
         raise KeyringError(f"has fields that it states more than once: {', '.join(map(ascii, sorted(twice)))}")
@@ -225,7 +225,7 @@ _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def read(path: str, *, forbidden: int, any_secret: bool = False) -> Key:
-    """The key in the file at ``path``, following links, as mounted secrets are links.
+    """Return the key in the file at ``path``, following links, as mounted secrets are links.
 
     ``forbidden``: the mode bits that a file with a secret must not have; other files must only not be writable by
     others. ``any_secret``: see recognise(). Raises KeyringError, naming the file, also if others could replace it;
@@ -251,7 +251,7 @@ def read(path: str, *, forbidden: int, any_secret: bool = False) -> Key:
 
 
 def check_owner(status: os.stat_result, path: str, *, forbidden: int) -> None:
-    """Raises KeyringError if the file belongs to neither this user nor root, or has a mode bit of ``forbidden``."""
+    """Raise KeyringError if the file belongs to neither this user nor root, or has a mode bit of ``forbidden``."""
     if not ownership.own_uid(status.st_uid):
         owner = ownership.name_of(status.st_uid)
         raise KeyringError(f"{path} belongs to {owner}, not to this user (uid {os.geteuid()}) or root")
@@ -264,7 +264,7 @@ def check_owner(status: os.stat_result, path: str, *, forbidden: int) -> None:
 
 
 def check_path(path: str) -> None:
-    """Raises KeyringError if others could replace the file: by a directory or link on the way, or by its own mode.
+    """Raise KeyringError if others could replace the file: by a directory or link on the way, or by its own mode.
 
     For an attack, an older file of the same owner is enough: one from before a revocation, or one given away.
     """
@@ -277,13 +277,13 @@ def check_path(path: str) -> None:
 
 
 def save(path: str, key: Key) -> None:
-    """Write a new key file, readable by others only if public. Raises KeyringError if ``path`` exists; OSError."""
+    """Write ``key`` to a new file, readable by others only if public. Raises KeyringError if it exists; OSError."""
     if not write_new(path, encode(key), _mode_for(key)):
         raise KeyringError(f"{path} exists already, and is left as it is")
 
 
 def replace(path: str, key: Key) -> None:
-    """Replace the key file at ``path``. Raises OSError, leaving the old file in place."""
+    """Replace the key file at ``path`` by one for ``key``. Raises OSError, leaving the old file in place."""
     with _temporary(path, encode(key), _mode_for(key)) as temporary:
         os.rename(temporary, path)
 
@@ -293,14 +293,14 @@ def _mode_for(key: Key) -> int:
 
 
 def write_new(path: str, content: bytes, mode: int) -> bool:
-    """Publish ``content`` at ``path`` unless another process was first; return whether it is ours. Raises OSError."""
+    """Publish ``content`` at ``path`` unless another process was first; return whether this one was. Raises OSError."""
     with _temporary(path, content, mode) as temporary:
         return _publish_new(temporary, path)
 
 
 @contextlib.contextmanager
 def _temporary(path: str, content: bytes, mode: int) -> Iterator[str]:
-    """A synced file with ``content`` beside ``path``; removed afterwards unless it was renamed."""
+    """Write ``content`` to a synced file beside ``path``, and yield its path; removed afterwards unless renamed."""
     temporary = os.path.join(os.path.dirname(path), f".{secrets.token_hex(8)}.tmp")
     descriptor = os.open(temporary, _CREATE, mode)
     try:

@@ -1,4 +1,4 @@
-"""Keys, which seal and verify entries until they expire and for some namespaces; and their signatures."""
+"""Keys that seal and verify entries, limited by an expiry and by namespaces; and their signatures."""
 
 from __future__ import annotations
 
@@ -36,19 +36,19 @@ ANY_NAMESPACE = ("*",)
 
 
 class Algorithm(Enum):
-    """How entries are sealed. The value is its name in key files."""
+    """Algorithm by which entries are sealed. The value is its name in key files."""
 
     HMAC_SHA256 = "hmac-sha256"
     ED25519 = "ed25519"
 
     @property
     def number(self) -> int:
-        """Its number in the footer of a seal."""
+        """Number of the algorithm in the footer of a seal."""
         return 1 if self is Algorithm.HMAC_SHA256 else 2
 
     @property
     def tag_size(self) -> int:
-        """The size of a tag in bytes."""
+        """Size of a tag in bytes."""
         return 32 if self is Algorithm.HMAC_SHA256 else 64
 
 
@@ -56,9 +56,10 @@ ALGORITHMS = {algorithm.number: algorithm for algorithm in Algorithm}
 
 
 class Key(NamedTuple):
-    """``secret``: the MAC secret or private part, empty if we do not hold it; ``public``: of an Ed25519 key.
+    """Key of entries. ``secret``: the MAC secret or private part, empty if unknown here; ``public``: of an Ed25519 key.
 
-    Times are seconds since the epoch. A revoked key may lack its material, since it is not used.
+    ``namespaces``: fnmatch patterns of those it may seal for. Times are seconds since the epoch. A revoked key may lack
+    its material, since it is not used.
     """
 
     id: bytes
@@ -74,33 +75,33 @@ class Key(NamedTuple):
 
     @classmethod
     def derive(cls, material: bytes) -> Key:
-        """The MAC key derived from the content of a file with a raw secret."""
+        """Return the MAC key derived from the content of a file with a raw secret."""
         return cls.mac(hashlib.sha256(b"safecache key 1\0" + material).digest())
 
     @classmethod
     def mac(cls, secret: bytes) -> Key:
-        """The MAC key with this secret."""
+        """Return the MAC key with this secret."""
         return cls(hashlib.sha256(b"safecache key id 1\0" + secret).digest()[:ID_SIZE], secret)
 
     @classmethod
     def ed25519(cls, public: bytes, private: bytes = b"") -> Key:
-        """The Ed25519 key with these parts."""
+        """Return the Ed25519 key with these parts."""
         key_id = hashlib.sha256(b"safecache ed25519 key id 1\0" + public).digest()[:ID_SIZE]
         return cls(key_id, private, Algorithm.ED25519, public)
 
     @property
     def can_seal(self) -> bool:
-        """Whether we hold the part that seals."""
+        """Tell whether this process holds the part that seals."""
         return bool(self.secret)
 
     def public_part(self) -> Key:
-        """The same key, only able to verify. Raises KeyringError for a MAC key, which has no public part."""
+        """Return the same key, only able to verify. Raises KeyringError for a MAC key, which has no public part."""
         if self.algorithm is not Algorithm.ED25519:
             raise KeyringError(f"key {self.id.hex()} is a MAC key: it has no public part")
         return self._replace(secret=b"")
 
     def objection(self, now: float) -> Reason | None:
-        """Why entries sealed by this key are refused at ``now``, in seconds since the epoch; None if they are not."""
+        """Return why entries sealed by this key are refused at ``now`` (seconds since the epoch); None if not."""
         if self.revoked is not None:
             return Reason.REVOKED_KEY
         if self.expires is not None and now >= self.expires:
@@ -108,11 +109,11 @@ class Key(NamedTuple):
         return None
 
     def allows(self, namespace: str) -> bool:
-        """Whether this key may supply entries of ``namespace``."""
+        """Tell whether this key may supply entries of ``namespace``."""
         return any(fnmatch.fnmatchcase(namespace, pattern) for pattern in self.namespaces)
 
     def tag(self, message: bytes) -> bytes:
-        """The tag of ``message``. Raises KeyringError for a key that cannot seal."""
+        """Return the tag of ``message``. Raises KeyringError for a key that cannot seal."""
         if not self.secret:
             raise KeyringError(f"key {self.id.hex()} holds no secret to seal with")
         if self.algorithm is Algorithm.ED25519:
@@ -120,7 +121,7 @@ class Key(NamedTuple):
         return hmac.digest(self.secret, message, "sha256")
 
     def verifies(self, tag: bytes, message: bytes) -> bool:
-        """Whether ``tag`` was made for ``message`` with this key."""
+        """Tell whether ``tag`` was made for ``message`` with this key."""
         if self.algorithm is Algorithm.ED25519:
             return verify(self.public, tag, message)
         # With an empty secret, everybody could compute the MAC.
@@ -135,12 +136,12 @@ _REMEDY = "pip install 'safecache[sign]'"
 
 
 def installed() -> bool:
-    """Whether the cryptography library is installed, without importing it."""
+    """Tell whether the cryptography library is installed, without importing it."""
     return importlib.util.find_spec("cryptography") is not None
 
 
 def problem() -> str | None:
-    """Why Ed25519 cannot be used here, with the remedy; None if it can. Imports the library."""
+    """Return why Ed25519 cannot be used here, with the remedy; None if it can. Imports the cryptography library."""
     try:
         # A build of the library may come without Ed25519, as in FIPS mode.
         public_of(bytes(SIZE))
@@ -150,28 +151,28 @@ def problem() -> str | None:
 
 
 def generate() -> bytes:
-    """A new Ed25519 private key of SIZE bytes."""
+    """Return a new Ed25519 private key of SIZE bytes."""
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
     return Ed25519PrivateKey.generate().private_bytes_raw()
 
 
 def public_of(private: bytes) -> bytes:
-    """The public part of a private key. Raises ValueError if ``private`` is not a private key."""
+    """Return the public part of a private key. Raises ValueError if ``private`` is not a private key."""
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
     return Ed25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
 
 
 def sign(private: bytes, message: bytes) -> bytes:
-    """The signature: 64 bytes, deterministic (RFC 8032)."""
+    """Return the signature: 64 bytes, deterministic (RFC 8032)."""
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
     return Ed25519PrivateKey.from_private_bytes(private).sign(message)
 
 
 def verify(public: bytes, signature: bytes, message: bytes) -> bool:
-    """Whether the holder of the private part signed ``message``. False also if ``public`` is not a public key."""
+    """Tell whether the holder of the private part signed ``message``. False also if ``public`` is not a public key."""
     from cryptography.exceptions import InvalidSignature
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
@@ -183,7 +184,7 @@ def verify(public: bytes, signature: bytes, message: bytes) -> bool:
 
 
 def read_pem(content: bytes) -> tuple[bytes, bytes]:
-    """The public and the private part of the key in a PEM file; the latter is empty for a public key.
+    """Return the public and the private part of the key in a PEM file; the latter is empty for a public key.
 
     Raises KeyringError for any other kind of key, for an encrypted one, and if the library is missing.
     """
@@ -209,7 +210,7 @@ def read_pem(content: bytes) -> tuple[bytes, bytes]:
 
 
 def write_pem(public: bytes) -> str:
-    """The PEM file of a public key (RFC 8410), as openssl and cosign read it."""
+    """Return a public key (SIZE bytes) as the text of a PEM file (RFC 8410), which openssl and cosign read."""
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 

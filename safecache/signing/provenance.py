@@ -37,7 +37,7 @@ _USER_INSTRUCTIONS = re.compile(
 
 @functools.lru_cache(maxsize=1)
 def instructions() -> str:
-    """This CPU's instruction sets that a compiler may use, as Linux lists them, and the machine's name."""
+    """Return the machine's name and this CPU's instruction sets that compilers use, sorted, as in /proc/cpuinfo."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
             lines = re.findall(r"(?m)^(flags|Features)\s*: (.*)$", file.read())
@@ -53,20 +53,23 @@ _DIGITS = 12
 
 
 def statement(kind: Kind) -> dict[str, str]:
-    """The provenance to seal into an entry of this kind now."""
+    """Return the provenance to seal into an entry of this kind now; ``cpu`` is stated only for kinds bound to it."""
     here = describe()
     return {**here, "cpu": instructions()} if "cpu" in kind.proof.bound_to else here
 
 
 def build_of(kind: Kind) -> str:
-    """A digest of what has to match for an entry of this kind, but for the GPU, which may not be known yet."""
+    """Return a digest (12 hex digits) of the provenance that must match for this kind.
+
+    The GPU is left out, since it may not be known yet.
+    """
     here = statement(kind)
     text = "\n".join(here[name] for name in kind.proof.bound_to if name != "gpu")
     return hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]
 
 
 def mismatch(kind: Kind, stated: Mapping[str, str]) -> tuple[Reason, str] | None:
-    """Why an entry with the provenance ``stated`` may not run here, with a clause for a person; None if it may.
+    """Return why an entry with the provenance ``stated`` may not run here, and a clause for messages; None if it may.
 
     A value unknown on either side is no objection, such as the GPU's architecture before CUDA is initialised.
     """
@@ -94,17 +97,17 @@ def _objection(kind: Kind, name: str, there: str, here: str) -> tuple[Reason, st
 
 
 def describe() -> dict[str, str]:
-    """The provenance to seal into an entry now. ``gpu`` is empty until this process has initialised CUDA."""
+    """Return the provenance to seal into an entry now. ``gpu`` is empty until this process has initialised CUDA."""
     return {**_versions(), "gpu": _gpu_architectures()}
 
 
 def torch_version() -> str:
-    """The version of the imported torch, or else the installed one, with its local part; empty if there is none."""
+    """Return the version of the imported or else the installed torch, with its local part; empty if there is none."""
     return str(getattr(sys.modules.get("torch"), "__version__", "")) or _version_in_file() or installed("torch")
 
 
 def _version_in_file() -> str:
-    """The version that torch will report once imported; the metadata of its wheels lacks the local part."""
+    """Return the version that torch will report once imported; the metadata of its wheels lacks the local part."""
     spec = PathFinder.find_spec("torch")
     if spec is None or spec.origin is None:
         return ""
@@ -117,7 +120,7 @@ def _version_in_file() -> str:
 
 
 def torch_release() -> tuple[int, int]:
-    """The major and minor version of torch; (0, 0) if it is missing or cannot be parsed."""
+    """Return the major and minor version of torch; (0, 0) if it is missing or cannot be parsed."""
     digits = re.match(r"(\d+)\.(\d+)", torch_version())
     return (int(digits[1]), int(digits[2])) if digits else (0, 0)
 
@@ -135,7 +138,7 @@ def _versions() -> dict[str, str]:
 
 @functools.cache
 def installed(name: str) -> str:
-    """The installed version of a distribution; "" if there is none."""
+    """Return the installed version of the distribution ``name``; "" if there is none."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
@@ -151,7 +154,7 @@ def _gpu_architectures() -> str:
 
 @functools.lru_cache(maxsize=1)
 def _devices() -> str:
-    """Cached: the devices that CUDA was initialised with stay the same."""
+    """Return the architectures of CUDA's devices. Cached: the devices that CUDA was initialised with stay the same."""
     torch = sys.modules["torch"]
     cuda = torch.cuda
     if torch.version.hip:
@@ -169,13 +172,13 @@ _FIELDS = (
 
 
 def digest_code(code: Any, *, of: str = "", line: bool = False) -> str:
-    """The SHA-256, in hex, of a code object, of what it belongs to, and of the number of its first ``line``."""
+    """Return the SHA-256, in hex, of a code object and the text ``of``; with ``line``, of its first line number too."""
     stated = [of, json_form(code), code.co_firstlineno if line else None]
     return hashlib.sha256(json.dumps(stated).encode()).hexdigest()
 
 
 def json_form(value: Any) -> Any:
-    """A JSON form that is the same in every process. It keeps types apart: 1, 1.0 and True are three constants."""
+    """Return a JSON form of a constant or code object, equal in all processes, and different for 1, 1.0 and True."""
     if hasattr(value, "co_code"):
         return [[name, json_form(getattr(value, name, None))] for name in _FIELDS]
     if isinstance(value, tuple):

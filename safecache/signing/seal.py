@@ -1,15 +1,15 @@
-"""The seal: a trailer, authenticated with a key, that states what the bytes before it are.
+"""Seal of an entry: a trailer, authenticated with a key, that states what the bytes before it are.
 
-    entry   = payload | body | tag | footer
-    footer  = payload digest (32) | key id (8) | payload size (8) | body size (4) | algorithm | format | magic (8)
-    body    = JSON: the entry's kind, its cache key, its namespace and the provenance of the build that wrote it
-    tag     = HMAC-SHA256 (algorithm 1, 32 bytes) or Ed25519 (2, 64 bytes) over the domain, the footer and the body
+    entry:   payload | body | tag | footer.
+    footer:  payload digest (32) | key id (8) | payload size (8) | body size (4) | algorithm | format | magic (8).
+    body:    JSON of the entry's kind, its cache key, its namespace and the provenance of the build that wrote it.
+    tag:     HMAC-SHA256 (algorithm 1, 32 bytes) or Ed25519 (2, 64 bytes) over the domain, the footer and the body.
 
-It is a trailer because stock torch unpickles the entry as it is and a pickle ends at its STOP opcode. The tag covers
-the payload through its digest, so that verifying reads the payload once. Nothing but the fixed-size footer is
-interpreted before the tag is verified. The algorithm in the footer only says how long the tag is: the tag is verified
-with the key's own algorithm, and a footer that names another is refused. The same payload, statement and key always
-give the same bytes.
+Stock torch unpickles the entry as it is, and a pickle ends at its STOP opcode: so the seal is a trailer. The tag covers
+the payload through its digest, so that verifying reads the payload once. verify() and inspect() interpret nothing but
+the fixed-size footer before they have verified the tag; claims() and functions such as stated_key() never verify it.
+The algorithm in the footer only says how long the tag is: the tag is verified with the key's own algorithm, and a
+footer that names another is refused. The same payload, statement and key always give the same bytes.
 
 This module handles only bytes: it never unpickles and never touches a file.
 """
@@ -51,7 +51,7 @@ _FOOTER = struct.Struct("<32s8sQIBB8s")
 
 
 class Footer(NamedTuple):
-    """The fixed-size end of a sealed entry, which can be read before its key is known; sizes in bytes."""
+    """Fixed-size end of a sealed entry, which can be read before its key is known; sizes in bytes."""
 
     digest: bytes
     key_id: bytes
@@ -63,7 +63,7 @@ class Footer(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """``reason``: why the seal is refused, None if it is valid; ``key_id`` and ``provenance``: None if unknown."""
+    """Verdict on a seal. ``reason``: why it is refused, or None; ``key_id`` and ``provenance``: None if unknown."""
 
     reason: Reason | None
     key_id: bytes | None = None
@@ -78,7 +78,7 @@ def attach(
     provenance: Mapping[str, str],
     namespace: str = DEFAULT_NAMESPACE,
 ) -> bytes:
-    """``payload`` with its seal. Raises KeyringError for a key that cannot seal."""
+    """Return ``payload`` with its seal. Raises KeyringError for a key that cannot seal."""
     digest = hashlib.sha256(payload).digest()
     return payload + trailer(digest, len(payload), kind, cache_key, key, provenance, namespace)
 
@@ -92,7 +92,7 @@ def trailer(
     provenance: Mapping[str, str],
     namespace: str = DEFAULT_NAMESPACE,
 ) -> bytes:
-    """The seal alone, for a payload with this SHA-256 ``digest`` and ``size`` in bytes. Raises as attach() does."""
+    """Return the seal alone, for a payload with this SHA-256 ``digest`` and ``size`` in bytes. Raises as attach()."""
     statement = {"kind": kind.value, "key": cache_key, "namespace": namespace, "provenance": dict(provenance)}
     body = json.dumps(statement, sort_keys=True, separators=(",", ":")).encode()
     footer = _FOOTER.pack(digest, key.id, size, len(body), key.algorithm.number, FORMAT, _MAGIC)
@@ -100,32 +100,35 @@ def trailer(
 
 
 def split(content: bytes) -> Footer | None:
-    """The footer of ``content``; None if it carries no seal. The seal is not verified."""
+    """Return the footer of ``content``; None if it carries no seal. The seal is not verified."""
     if len(content) < _FOOTER.size or not content.endswith(_MAGIC):
         return None
     return Footer._make(_FOOTER.unpack_from(content, len(content) - _FOOTER.size))
 
 
 def payload_of(content: bytes) -> bytes:
-    """``content`` without its seal, if it carries one whose sizes fit. The seal is not verified."""
+    """Return ``content`` without its seal, if it carries one whose sizes fit. The seal is not verified."""
     footer = split(content)
     return content if footer is None or not _fits(footer, len(content)) else content[: footer.payload_size]
 
 
 def stated_key(content: bytes) -> str | None:
-    """The cache key that the seal of ``content`` states, whoever sealed it; None if there is none to be read."""
+    """Return the cache key that the seal of ``content`` states, unverified; None if no seal can be read."""
     stated = _stated(content, len(content)).get("key")
     return stated if isinstance(stated, str) else None
 
 
 def stated_namespace(end: bytes, size: int) -> str | None:
-    """The namespace that the seal states of content of ``size`` bytes with this ``end``, likewise."""
+    """Return the namespace that the seal states, unverified; None if no seal can be read.
+
+    ``end``: the last bytes of content of ``size`` bytes.
+    """
     stated = _stated(end, size).get("namespace")
     return stated if isinstance(stated, str) else None
 
 
 def stated_provenance(content: bytes) -> Mapping[str, str]:
-    """The provenance that the seal of ``content`` states, whoever sealed it; empty if there is none to be read."""
+    """Return the provenance that the seal of ``content`` states, unverified; empty if no seal can be read."""
     stated = _stated(content, len(content)).get("provenance")
     return stated if isinstance(stated, dict) else {}
 
@@ -148,7 +151,7 @@ def _fits(footer: Footer, size: int) -> bool:
 
 
 def _body_and_tag(footer: Footer, end: bytes, size: int) -> tuple[bytes, bytes] | None:
-    """None if ``end``, of content of ``size`` bytes, does not hold both: no seal of ours is that long."""
+    """Return the body and the tag; None if ``end``, of content of ``size`` bytes, is shorter than the seal."""
     start = footer.payload_size - (size - len(end))
     body_end = start + footer.body_size
     return None if start < 0 else (end[start:body_end], end[body_end : -_FOOTER.size])
@@ -161,11 +164,11 @@ def verify(
     find_key: Callable[[bytes], Key | None],
     namespace: str = DEFAULT_NAMESPACE,
 ) -> Verdict:
-    """Check that ``content`` was sealed as this ``kind`` under this ``cache_key``, for this ``namespace``.
+    """Verify that ``content`` was sealed as this ``kind`` under this ``cache_key``, for this ``namespace``.
 
-    The key must be one that ``find_key`` returns, be allowed for that namespace, and be neither revoked nor expired
-    now; the time of sealing does not count, since whoever holds the key can state any time. Never raises for any
-    content.
+    Return the verdict: see Verdict. The key must be one that ``find_key`` returns, be allowed for that namespace, and
+    be neither revoked nor expired now. The time of sealing does not count, since the holder of the key can state any
+    time. Never raises for any content.
     """
     opened = _open(content, len(content), find_key)
     if isinstance(opened, Verdict):
@@ -185,9 +188,10 @@ def claims(
     cache_key: str,
     namespace: str = DEFAULT_NAMESPACE,
 ) -> Verdict:
-    """As verify(), from the ``end`` of content of ``size`` bytes, but without a key: the tag is not verified.
+    """Compare what a seal states with ``kind``, ``cache_key``, ``namespace`` and content; its tag is not verified.
 
-    Enough to refuse content, never to use it. ``digest_of(n)``: the SHA-256 of the first n bytes of the content.
+    Enough to refuse content, never to use it. ``end``: the last bytes of content of ``size`` bytes. ``digest_of(n)``:
+    the SHA-256 of the first n bytes of the content.
     """
     footer = split(end)
     if footer is None:
@@ -208,9 +212,10 @@ def inspect(
     find_key: Callable[[bytes], Key | None],
     namespace: str = DEFAULT_NAMESPACE,
 ) -> Verdict:
-    """As verify(), from the ``end`` of content of ``size`` bytes: who sealed it, as what, and what built it.
+    """Verify, as verify() does, who sealed content, as what, and what built it; but do not read the payload.
 
-    The payload is not compared with its digest, so that this alone is not enough to use anything.
+    ``end``: the last bytes of content of ``size`` bytes. The payload is not compared with its digest, so this verdict
+    alone is not enough to use anything.
     """
     opened = _open(end, size, find_key)
     if isinstance(opened, Verdict):
@@ -220,13 +225,13 @@ def inspect(
 
 
 def inspect_size(end: bytes, size: int, find_key: Callable[[bytes], Key | None]) -> Verdict:
-    """Whether a known key sealed content of ``size`` bytes with this ``end``, as any kind: if not, read no more."""
+    """Verify that a known key sealed content of ``size`` bytes with this ``end``, as any kind: if not, read no more."""
     opened = _open(end, size, find_key)
     return opened if isinstance(opened, Verdict) else Verdict(None, opened[2].id)
 
 
 def _open(end: bytes, size: int, find_key: Callable[[bytes], Key | None]) -> Verdict | tuple[Footer, bytes, Key]:
-    """The footer, the body and the key of a seal with a valid tag, or else the verdict against it."""
+    """Return the footer, the body and the key of a seal with a valid tag, or else the verdict against it."""
     footer = split(end)
     if footer is None:
         return Verdict(Reason.UNSEALED)
@@ -252,7 +257,7 @@ def _open(end: bytes, size: int, find_key: Callable[[bytes], Key | None]) -> Ver
 
 
 def _allowed(verdict: Verdict, namespace: str, key: Key) -> Verdict:
-    """The verdict, or KEY_NOT_ALLOWED if the key may not seal for ``namespace``."""
+    """Return the verdict, or KEY_NOT_ALLOWED if the key may not seal for ``namespace``."""
     # INVARIANT: a key seals for the namespaces that it is trusted for.
     if verdict.reason is None and not key.allows(namespace):
         return verdict._replace(reason=Reason.KEY_NOT_ALLOWED)
@@ -260,7 +265,7 @@ def _allowed(verdict: Verdict, namespace: str, key: Key) -> Verdict:
 
 
 def _compare(body: bytes, kind: Kind, cache_key: str, namespace: str, key_id: bytes) -> Verdict:
-    """Whether the statement matches this kind, cache key and namespace."""
+    """Return the verdict on whether the statement matches this kind, cache key and namespace."""
     try:
         statement = json.loads(body)
         stated = statement["kind"], statement["key"], statement["namespace"]

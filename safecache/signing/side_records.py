@@ -52,7 +52,10 @@ def open_record(unverified: bytes, subject: str, *, own: bool) -> dict[str, Any]
 
 
 def read_own(folder: Folder, name: str, subject: str) -> dict[str, Any] | None:
-    """Return the content of the record in this file, as open_record() does of this user's own. Raises OSError."""
+    """Return the content of the record of ``subject`` in the file ``name``; None unless this user's own key sealed it.
+
+    Raises OSError.
+    """
     descriptor = folder.open(name, os.O_RDONLY)
     try:
         unverified = filesystem.pread(descriptor, LARGEST + 1, 0)
@@ -62,6 +65,6 @@ def read_own(folder: Folder, name: str, subject: str) -> dict[str, Any] | None:
 
 
 def is_own(unverified: bytes) -> bool:
-    """Return whether the bytes name this user's own key as the one that has sealed them, which is not verified here."""
+    """Tell whether the bytes name this user's own key as the one that has sealed them. The seal is not verified."""
     footer, key = seal.split(unverified), keyring.current(tell=False).signing
     return footer is not None and key is not None and footer.key_id == key.id

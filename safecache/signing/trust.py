@@ -1,4 +1,4 @@
-"""Whether the bytes of an entry may be used: the seal, the name and the path, judged by ``SAFECACHE_TRUST``."""
+"""Trust in the bytes of an entry, by their seal, name and path: whether ``SAFECACHE_TRUST`` lets them be used."""
 
 from __future__ import annotations
 
@@ -38,10 +38,11 @@ def judge(
     path: str | None,
     objection: Callable[[Mapping[str, str]], Refusal | None] = lambda _: None,
 ) -> Refusal | None:
-    """None if ``content`` may be unpickled as this kind of entry under this cache key; if so, that is counted.
+    """Return why ``content`` may not be unpickled as this kind of entry under this cache key; None, counted, if it may.
 
-    ``path``: the file that it was read from; None for bytes from a remote cache or an artifact, which have no owner,
-    so that only their seal can be trusted. ``objection``: to what is trusted, by the provenance that it states.
+    ``path``: the file that it was read from; None for bytes from a remote cache or an artifact, which have no owner, so
+    that only their seal can be trusted. ``objection``: called with the provenance that accepted content states; returns
+    a refusal or None.
     """
     found = examine(content, kind, cache_key, path)
     if isinstance(found, Refusal):
@@ -53,7 +54,10 @@ def judge(
 
 
 def examine(content: bytes, kind: Kind, cache_key: str, path: str | None) -> Count | Refusal:
-    """As judge(), but without counting: Count.VERIFIED or Count.ACCEPTED_PRIVATE if it may be used."""
+    """Return Count.VERIFIED or Count.ACCEPTED_PRIVATE if ``content`` may be unpickled, else the refusal; count nothing.
+
+    ``path``: as for judge().
+    """
     keys = keyring.current()
     verdict = seal.verify(content, kind, cache_key, keys.find, config.current().namespace)
     # INVARIANT: bytes are unpickled that a trusted key has sealed, or that nobody but this user could have written.
@@ -69,13 +73,14 @@ def examine(content: bytes, kind: Kind, cache_key: str, path: str | None) -> Cou
         if objection is None:
             return contradiction(content, kind, cache_key) or Count.ACCEPTED_PRIVATE
         return Refusal(Reason.NOT_PRIVATE, f"others could have written it: {objection}", _adopt_remedy(path))
-    return unattested(verdict, keys, _adopt_remedy(path, sealed=verdict.key_id is not None))
+    return unattested(verdict, keys, _adopt_remedy(path))
 
 
 def is_observed(refusal: Refusal, kind: Kind, where: str) -> bool:
-    """Tell whether SAFECACHE=observe has the entry used all the same; then report it, and seal nothing more.
+    """Tell whether SAFECACHE=observe has the refused entry used all the same; then report it, and seal nothing more.
 
-    What is not even read, since it is no file or too large, is not used.
+    A file that is not even read, because it is no regular file or too large, is not used. ``where``: where it was
+    found.
     """
     # INVARIANT: what does not verify is used only where SAFECACHE=observe says so.
     if not config.current().observes or refusal.reason in UNREAD:
@@ -87,12 +92,12 @@ def is_observed(refusal: Refusal, kind: Kind, where: str) -> bool:
 
 
 def is_private(path: str) -> bool:
-    """Whether ``SAFECACHE_TRUST=private`` lets the file pass, since nobody else could have written it."""
+    """Tell whether ``SAFECACHE_TRUST=private`` accepts the file, since nobody else could have written it."""
     return config.current().trust == "private" and ownership.why_not_private(path) is None
 
 
 def contradiction(content: bytes, kind: Kind, cache_key: str) -> Refusal | None:
-    """Why a seal in ``content``, by whatever key, contradicts it: that counts in a private cache too. None if not."""
+    """Return why a seal in ``content``, by any key, contradicts it; None if not. This counts in a private cache too."""
     return contradiction_by_end(
         content, len(content), lambda size: hashlib.sha256(content[:size]).digest(), kind, cache_key
     )
@@ -101,7 +106,7 @@ def contradiction(content: bytes, kind: Kind, cache_key: str) -> Refusal | None:
 def contradiction_by_end(
     end: bytes, size: int, digest_of: Callable[[int], bytes], kind: Kind, cache_key: str
 ) -> Refusal | None:
-    """As contradiction(), for content that is not in memory: see seal.claims()."""
+    """Return why the seal at the ``end`` of content of ``size`` bytes contradicts it, or None. See seal.claims()."""
     verdict = seal.claims(end, size, digest_of, kind, cache_key, config.current().namespace)
     if verdict.reason is Reason.UNSEALED:
         return None
@@ -109,7 +114,7 @@ def contradiction_by_end(
 
 
 def foreign(verdict: seal.Verdict, kind: Kind) -> Refusal | None:
-    """Why an entry with a valid seal may not run here, by the provenance in ``verdict``; None if it may."""
+    """Return why an entry with a valid seal may not run here, by the provenance in ``verdict``; None if it may."""
     found = provenance.mismatch(kind, verdict.provenance or {})
     return None if found is None else Refusal(*found)
 
@@ -126,22 +131,27 @@ _EVIDENCE = {
     Reason.KEY_NOT_ALLOWED: "the key that sealed it may not supply this namespace",
 }
 _REMEDIES = {
-    Reason.REVOKED_KEY: "Remove what it has sealed: safecache verify DIR lists that.",
-    Reason.EXPIRED_KEY: "Trust the key that follows it, and have the entries sealed by that: safecache sign DIR.",
-    Reason.OTHER_NAMESPACE: "Give every namespace a cache directory of its own.",
-    Reason.KEY_NOT_ALLOWED: "If it should: safecache keys trust FILE --namespace PATTERN.",
+    Reason.REVOKED_KEY: "Help: remove what the key sealed, which safecache verify DIR lists",
+    Reason.EXPIRED_KEY: "Help: trust its successor and re-seal the entries: safecache sign DIR",
+    Reason.OTHER_NAMESPACE: "Help: give every namespace its own cache directory",
+    Reason.KEY_NOT_ALLOWED: "Help: safecache keys trust FILE --namespace PATTERN",
+    Reason.UNKNOWN_FORMAT: "Help: install the same release of safecache everywhere",
 }
+_TRUST_REMEDY = "Help: mount that key and set SAFECACHE_KEY_FILE, or run `safecache keys trust FILE`"
 _ABOUT_KEYS = (Reason.REVOKED_KEY, Reason.EXPIRED_KEY, Reason.KEY_NOT_ALLOWED)
 
 
 def evidence(verdict: seal.Verdict) -> str:
-    """What a reason other than those of UNATTESTED means, as a clause for a person; names the key if about one."""
+    """Return the reason of a verdict as a clause for messages, with the key's id if it is about a key.
+
+    The reason must not be one of UNATTESTED: see unattested().
+    """
     text = _EVIDENCE[verdict.reason] if verdict.reason is not None else ""
     return f"{text}: {verdict.key_id.hex()}" if verdict.key_id and verdict.reason in _ABOUT_KEYS else text
 
 
 def unattested(verdict: seal.Verdict, keys: keyring.Keyring, remedy: str) -> Refusal:
-    """The refusal for a verdict whose reason is one of UNATTESTED."""
+    """Return the refusal for a verdict whose reason is one of UNATTESTED."""
     if verdict.key_id is None:
         evidence = "no seal: it was written without safecache, or truncated"
         return Refusal(Reason.UNSEALED, evidence, remedy)
@@ -149,7 +159,7 @@ def unattested(verdict: seal.Verdict, keys: keyring.Keyring, remedy: str) -> Ref
     if why_not:
         return Refusal(Reason.UNKNOWN_KEY, f"it is sealed by key {verdict.key_id.hex()}, which is not used: {why_not}")
     if keys.signing is None:
-        ours = f"no key could be had: {keys.problem}"
+        ours = f"no key is available: {keys.problem}"
     else:
         ours = f"its own key is {keys.signing.id.hex()}" + (", generated just now" if keys.fresh else "")
     if len(keys.trusted) > 1:
@@ -157,13 +167,11 @@ def unattested(verdict: seal.Verdict, keys: keyring.Keyring, remedy: str) -> Ref
     return Refusal(
         Reason.UNKNOWN_KEY,
         f"sealed by key {verdict.key_id.hex()}, which this process does not trust: {ours}",
-        f"Recompiling. Help: mount that key and set SAFECACHE_KEY_FILE, or run `safecache keys trust FILE`. {remedy}",
+        _TRUST_REMEDY,
     )
 
 
-def _adopt_remedy(path: str | None, *, sealed: bool = True) -> str:
-    if path is None and not sealed:
-        return "It is compiled instead, and what is then saved in its place has a seal."
+def _adopt_remedy(path: str | None) -> str:
     if path is None:
-        return "If you trust its origin, set SAFECACHE_KEY_FILE to the key of the host that sealed it."
-    return f"If nobody else could write there, seal what is there once: safecache adopt {layout.cache_root(path)}"
+        return ""
+    return f"Help: if only you could write there, run safecache adopt {layout.cache_root(path)}"

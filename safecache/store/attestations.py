@@ -1,4 +1,4 @@
-"""What this process vouches for: the digests, by path, of code that it has generated, built or verified."""
+"""Digests, by path, of the code that this process vouches for, since it has generated, built or verified it."""
 
 from __future__ import annotations
 
@@ -37,39 +37,39 @@ _state: Part[_State] = Part(_State, inherit)
 
 
 def attest_in_process(path: str, content: bytes = b"", *, digest: bytes | None = None) -> None:
-    """Attest this content at ``path``, or content with this SHA-256 ``digest``, within this process only."""
+    """Attest ``content``, or content with this SHA-256 ``digest``, at ``path``, for this process only."""
     _state.now.known.setdefault(path, set()).add(digest or hashlib.sha256(content).digest())
 
 
 def is_known(path: str, content: bytes = b"", *, digest: bytes | None = None) -> bool:
-    """Whether this process has attested this content there, or content with this SHA-256 ``digest``."""
+    """Tell whether this process has attested ``content``, or content with this SHA-256 ``digest``, at ``path``."""
     return (digest or hashlib.sha256(content).digest()) in _state.now.known.get(path, ())
 
 
 def is_expected(path: str) -> bool:
-    """Whether this process has attested any content there."""
+    """Tell whether this process has attested any content at ``path``."""
     return path in _state.now.known
 
 
 def export_known(paths: Iterable[str]) -> dict[str, frozenset[bytes]]:
-    """The SHA-256 digests that this process has attested at these paths, for import_known() of another."""
+    """Return the SHA-256 digests, by path, that this process has attested, for another's import_known()."""
     known = _state.now.known
     return {path: frozenset(known[path]) for path in paths if path in known}
 
 
 def import_known(digests: Mapping[str, frozenset[bytes]]) -> None:
-    """Attest here what the parent process has attested and sent through its own pipe."""
+    """Attest the SHA-256 ``digests``, by path, that the parent process has sent through its own pipe."""
     for path, known in digests.items():
         _state.now.known.setdefault(path, set()).update(known)
 
 
 def add_verified(path: str, status: os.stat_result, digest: bytes) -> None:
-    """Attest content with this SHA-256 there, and remember that the file had it when it had this status."""
+    """Attest content with this SHA-256 ``digest`` at ``path``, and remember that the file had it at this ``status``."""
     attest_in_process(path, digest=digest)
     _state.now.verified[path] = filesystem.identity(status), digest, time.monotonic()
 
 
 def verified_digest(path: str, status: os.stat_result) -> bytes | None:
-    """The SHA-256 of a file that was verified at this status some seconds ago; None if it has to be read again."""
+    """Return the SHA-256 of a file that was verified at this ``status`` in the last 10 s; None if it must be read."""
     identity, digest, moment = _state.now.verified.get(path, ([], b"", 0.0))
     return digest if identity == filesystem.identity(status) and time.monotonic() - moment < _FRESH else None

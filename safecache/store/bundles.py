@@ -24,20 +24,20 @@ from safecache.tiers import fallback
 
 __all__ = ["bundle_refusal", "fetch", "publish", "read_verified_files"]
 
-_COPY_FAILED = "It is used where it lies, or else made anew."
+_COPY_FAILED = "Using it in place, or recompiling it."
 
 
 def fetch(ref: Ref) -> Ref | None:
-    """Copy into its cache what the nearest tier below has of it that verifies; returns where it lies then.
+    """Copy the bundle of ``ref`` into its cache, from the nearest tier below that has it and verifies.
 
-    That is a directory below, where the cache cannot be written; None if no tier has it. What is refused is reported,
-    and the next tier looked into. Raises the reason's error in strict mode.
+    Return ``ref`` once it is copied; the bundle's ref in a directory below if the cache cannot be written; None if no
+    tier has it. A refused bundle is reported, and the next tier tried. Raises the reason's error in strict mode.
     """
     place = ref.directory if os.path.isdir(ref.directory) else ref.root
     # Triton's own cache, which no fallback directory replaces.
     is_writable = ref.kind is not Kind.KERNEL or os.access(place, os.W_OK, effective_ids=True)
     for bundle in itertools.chain(directories.candidates(ref), plugs.tiers.candidates(ref)):
-        with report.contain_errors(f"the check of {bundle.origin}", "It is made anew."):
+        with report.contain_errors(f"the check of {bundle.origin}", "Recompiling it."):
             is_there = bool(bundle.ref.root)
             at = bundle.ref if is_there else ref
             found = ("", bundle.refusal) if bundle.refusal else _find_refusal(bundle.files, at, lie_there=is_there)
@@ -56,7 +56,7 @@ def fetch(ref: Ref) -> Ref | None:
 def _report(bundle: Bundle, name: str, refusal: Refusal, ref: Ref) -> None:
     if not bundle.ref.root:
         refusal = _name_file(name, refusal)._replace(cause=f"{bundle.label} {ref.kind.value}")
-        report.refuse(refusal, ref.kind, f"{ref.key[:64]} from {bundle.origin}", "It is made anew.")
+        report.refuse(refusal, ref.kind, f"{ref.key[:64]} from {bundle.origin}", "Recompiling it.")
     elif bundle.ref.root == fallback.original(ref.root):
         events.count(refusal.reason)  # that this cache is not usable as it is has been reported
     else:
@@ -68,10 +68,10 @@ def _name_file(name: str, refusal: Refusal) -> Refusal:
 
 
 def read_verified_files(ref: Ref) -> tuple[File, ...]:
-    """The bundle's files as they lie in the cache, with their records: those alone that verify. Raises OSError.
+    """Return the verified files of a bundle in its cache, with their records. Raises OSError.
 
-    None of what there is only a part of: a list of files that are all there is what readers of a kernel begin with, and
-    vLLM ends if an artifact of its table does not load.
+    A list that names a missing file is left out, since readers of a kernel rely on it. Return nothing of an incomplete
+    bundle: a kernel without list and library, or a table of vLLM that names a missing artifact, which would end vLLM.
     """
     files = []
     # A list, or a table, last: it is published after the files that it names.
@@ -94,26 +94,26 @@ def _is_list(file: File) -> bool:
 
 
 def _has_all(file: File, names: Collection[str], ref: Ref) -> bool:
-    """Whether all are there that a list's verified record states; True of a file that is no list."""
+    """Tell whether all files are there that a list's verified record states; True for a file that is no list."""
     if ref.kind is not Kind.KERNEL or not _is_list(file):
         return True
     return set(names).issuperset(_stated_by(file, ref))
 
 
 def _stated_by(file: File, ref: Ref) -> Mapping[str, object]:
-    """The digests, by name, that a list's record states; none if it states none."""
+    """Return the digests, by name, that a list's record states; none if it states none."""
     listed = manifests.verify(file.record, ref.file(file.name))[1].get("files")
     return listed if isinstance(listed, dict) else {}
 
 
 def bundle_refusal(files: Collection[File], ref: Ref) -> Refusal | None:
-    """Why these are not used as this bundle; None if every file of it verifies."""
+    """Return why ``files`` are not used as the bundle of ``ref``; None if they verify and none is missing."""
     found = _find_refusal(files, ref)
     return None if found is None else _name_file(*found)
 
 
 def _find_refusal(files: Collection[File], ref: Ref, *, lie_there: bool = False) -> tuple[str, Refusal] | None:
-    """The name of a file, and why these are not used as this bundle.
+    """Return the name of a file, and why these are not used as this bundle.
 
     ``lie_there``: they were read from where the ref says, so that the user may trust them as private.
     """
@@ -128,9 +128,9 @@ def _find_refusal(files: Collection[File], ref: Ref, *, lie_there: bool = False)
 
 
 def publish(files: Iterable[File], ref: Ref, origin: str) -> bool:
-    """Put verified files of the bundle into the cache, each after its record; False, and reported, if that fails.
+    """Write verified files of the bundle into its cache, each after its record. Return False if that fails.
 
-    ``origin``: where they come from, for a person.
+    ``origin``: where the files come from, for messages. A failure is reported; strict mode raises CacheWriteError.
     """
     for file in files:
         placed = ref.file(file.name)
@@ -149,7 +149,7 @@ def publish(files: Iterable[File], ref: Ref, origin: str) -> bool:
 
 
 def _lacking_in(files: Iterable[File], ref: Ref) -> set[str]:
-    """The names of artifacts, or of the table of them, that belong to this bundle and are not among its files."""
+    """Return the artifacts, or their table, that belong to this bundle and are not among its files, by name."""
     if ref.kind is not Kind.TABLE:
         return set()
     found = {file.name: file.content for file in files}
@@ -176,7 +176,7 @@ def _judged(files: Iterable[File], ref: Ref, *, lie_there: bool = False) -> Iter
 
 
 def _stated(files: Iterable[File], ref: Ref) -> Mapping[str, object]:
-    """The digests, by name, that the verified records of lists state of a bundle's other files."""
+    """Return the digests, by name, that the verified records of lists state of a bundle's other files."""
     found: dict[str, object] = {}
     for file in files:
         if ref.kind is Kind.KERNEL and _is_list(file) and _objection(file, ref, {}) is None:
@@ -194,7 +194,7 @@ def _objection(file: File, ref: Ref, listed: Mapping[str, object], *, lie_there:
 
 
 def _attested(content: bytes, kind: Kind) -> bytes:
-    """What the record of such a file is of: autotuning results in one spelling, whoever wrote them."""
+    """Return the content that a file's record attests: autotuning results in one spelling, whoever wrote them."""
     if kind is not Kind.AUTOTUNING:
         return content
     try:

@@ -1,4 +1,4 @@
-"""The directories below a cache, as tiers: read where it lacks something; the shared level is written too."""
+"""The directories below a cache, as tiers: read where it lacks something; the shared tier is written too."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from safecache.tiers.directory_faults import Unreadable
 
 __all__ = ["REMEDY", "caches_below", "candidates", "propagate_file", "send_content"]
 
-REMEDY = "It is made anew; what lies there is left there, or replaced by that if it is in a shared level."
+REMEDY = "Recompiling it; a shared tier replaces the file, other tiers keep it."
 
 
 def candidates(ref: Ref) -> Iterator[Bundle]:
     """Yield what the directories below its cache have, the nearest first, but for entries: see Tier.candidates().
 
-    Those are the shared level below a local one, the directory that a fallback directory replaces, and SAFECACHE_TIERS;
-    for kernels, where this user's programs may have kept them otherwise too: torch sets TRITON_CACHE_DIR with its first
-    autotuner. Entries are read where they lie.
+    Those are the shared tier below a local one, the directory that a fallback directory replaces, and SAFECACHE_TIERS.
+    Kernels are also looked for in Triton's other caches of this user: torch sets TRITON_CACHE_DIR with its first
+    autotuner. Entries are read in place.
     """
     for root in caches_below(ref):
         yield from _candidates_in(ref._replace(root=root))
@@ -41,7 +41,7 @@ def candidates(ref: Ref) -> Iterator[Bundle]:
 
 
 def caches_below(ref: Ref) -> Iterator[str]:
-    """The caches below that of this ref, the nearest first; of each layer all in which Triton's keys may lie."""
+    """Yield the caches below that of ``ref``, nearest first; for a kernel, all of Triton's in each layer."""
     for _, root in fallback.iter_lower_paths(ref.root, ref.root):
         if ref.kind is Kind.KERNEL and root != levels.counterpart(ref.root):
             try:
@@ -65,7 +65,7 @@ def _candidates_in(ref: Ref) -> Iterator[Bundle]:
 
 
 def _kernel_names(ref: Ref) -> list[str]:
-    """The names of a kernel's files: of a list that is there, that last; libraries; what has a record of its own."""
+    """Return the names of a kernel's files: libraries, files with a record of their own or a list's, lists last."""
     try:
         names = ref.names()
     except OSError:
@@ -77,7 +77,7 @@ def _kernel_names(ref: Ref) -> list[str]:
 
 
 def _load(file: CodeFile) -> File:
-    """The file with its mode and its record. Raises OSError, and UnusableEntry for what is no regular file."""
+    """Return the file with its mode and record. Raises OSError, and UnusableEntry for what is no regular file."""
     modes = list[int]()
 
     def check(status: os.stat_result) -> None:
@@ -109,12 +109,11 @@ def _read(ref: Ref, name: str) -> File | None:
 
 
 def propagate_file(file: CodeFile, *, anew: bool = True, key: str = "") -> bool:
-    """Have the file sent to the remote, and if it lies in a local level copy it to the shared one.
+    """Queue the file for the remote, and copy it to the shared tier if it is stored in a local one.
 
-    ``key``: what the seal of the file states, if it has one of its own.
-
-    False if it is not there afterwards; a failed write is reported. Without a root, the top of its level keeps its
-    record. Not ``anew``: leaves a file of the same size alone. Raises CacheWriteError in strict mode.
+    Return whether the shared tier has it afterwards. ``key``: what the file's own seal states, if it has one. ``anew``:
+    False keeps a file of the same size there. Without a root, the record is stored at the top of the local tier. A
+    failed write is reported; strict mode raises CacheWriteError.
     """
     path, kind = file.path, file.kind
     if kind.tiers.travel is Travel.FILES and kind.tiers.is_pulled:
@@ -133,7 +132,11 @@ def propagate_file(file: CodeFile, *, anew: bool = True, key: str = "") -> bool:
 def send_content(
     file: CodeFile, content: bytes, *, record: bytes | None = None, mode: int = 0o666, anew: bool = True
 ) -> bool:
-    """As propagate_file(), with this ``content`` and ``record``; None: it has no record."""
+    """Copy ``content`` and ``record`` to the place of ``file`` in the shared tier. Return whether they are there.
+
+    ``record``: None if the file has none. ``mode``: permission bits, less the umask. ``anew``, failures: see
+    propagate_file(). False also for a file in no local tier.
+    """
     level = levels.find(file.path)
     if level is None or levels.is_left_alone(level.shared, reading=False):
         return False

@@ -41,7 +41,10 @@ _UNSEALED_AND_USED = 4 * _GIB
 
 
 def max_entry_size(kind: Kind, *, unsealed: bool = False) -> int:
-    """In bytes. ``unsealed``: whether entries without a seal are used, whatever the settings say, as for adopting."""
+    """Return the size limit, in bytes, for a file of this kind. Only a trusted seal lets read() exceed that.
+
+    ``unsealed``: that of entries which are used without a seal, whatever the settings say, as for adopting.
+    """
     if kind in ENTRIES and (unsealed or config.current().trust == "private"):
         return _UNSEALED_AND_USED
     return kind.proof.max_bytes
@@ -55,17 +58,17 @@ _IN_THE_WAY = frozenset({errno.EEXIST, errno.ENOTDIR, errno.ELOOP})
 
 
 def digest(path: str, most: int) -> bytes:
-    """The SHA-256 of the file at ``path``. Raises OSError, and UnusableEntry as opening.check_up_to() says."""
+    """Return the SHA-256 of the file at ``path``. Raises OSError, and UnusableEntry as check_up_to(``most``) does."""
     return opening.digest_regular(path, opening.check_up_to(most), flags=os.O_NOFOLLOW, limit=most)
 
 
 def read_entry(path: str, most: int = UNSEALED_BYTES, *, listed: bool = False) -> bytes:
-    """The bytes of the entry at ``path``: at most so many, or as many as a trusted key has sealed.
+    """Read the entry at ``path``, up to ``most`` bytes or the size that a trusted key has sealed; mark it as used.
 
-    Raises UnusableEntry for what check_regular() refuses, at once: a FIFO is not waited for, a link not followed; and
-    for what is larger, of which only the end is read. Raises OSError where the file system refuses, also for what does
-    not fit into memory, and FileNotFoundError for an entry that is gone. ``listed``: its directory has just named it.
-    If it is not found then, that is asked again, for another host may have moved it there.
+    No link is followed, and no FIFO waited for. Raises UnusableEntry for what check_regular() refuses, and for a larger
+    file, of which only the end is read. Raises OSError where the file system refuses or memory is short, and
+    FileNotFoundError for an entry that is gone. ``listed``: its directory has just named it. A missing file is then
+    looked for again, since another host may have moved it there.
     """
     passing = filesystem.LISTED if listed else filesystem.READING
     # A device is not even opened; the check is repeated on what was opened, since the name may change in between.
@@ -82,7 +85,11 @@ def read(
     check: Callable[[os.stat_result], None] = opening.check_regular,
     passing: frozenset[int] = filesystem.READING,
 ) -> bytes:
-    """As read_entry(), where that is no use of the file. ``check``: in place of opening.check_regular()."""
+    """Read the file at ``path`` like read_entry(), but without marking it as used.
+
+    ``check``: called with the file's status, in place of opening.check_regular(). ``passing``: the errnos to retry
+    after.
+    """
     try:
         return _read(path, most, check, passing)
     except opening.UnusableEntry as unusable:
@@ -99,7 +106,7 @@ def _read(path: str, most: int, check: Callable[[os.stat_result], None], passing
 
 
 def _sealed_size(path: str, status: os.stat_result, passing: frozenset[int]) -> int:
-    """How many bytes are in the file by a trusted key's word. Raises UnusableEntry if it has none, and OSError."""
+    """Return the file's size in bytes, as sealed by a trusted key. Raises UnusableEntry if none has, and OSError."""
     end, size = opening.read_end(path, opening.check_regular, _LONGEST_SEAL, flags=os.O_NOFOLLOW, passing=passing)
     verdict = seal.inspect_size(end, size, keyring.current().find)
     if verdict.reason is None:
@@ -110,23 +117,22 @@ def _sealed_size(path: str, status: os.stat_result, passing: frozenset[int]) -> 
 
 
 def publish(path: str, content: bytes, root: str, mode: int = 0o666) -> None:
-    """Make ``content`` appear at ``path``, whole or not at all; what is in the way of that in the cache is quarantined.
+    """Write ``content`` to ``path`` in the cache ``root``, whole or not at all; quarantine what is in the way.
 
-    That is a directory at its name, or whatever is no directory where one should be: a link to one is none.
-
-    All that is made here has its mode less the umask: that and setgid directories decide what users share.
-    Raises OSError, with nothing left behind; and in strict mode EntryRefusedError for what was quarantined, which is
-    reported else, unless it was in the way of an entry, whose lookup has met it before. The next time it is gone.
+    An obstacle is a directory at ``path``, or anything but a directory where one should be, even a link to one. The
+    umask and setgid directories decide what users share. Raises OSError, with no temporary file left behind. A
+    quarantined obstacle is reported, or raises EntryRefusedError in strict mode. One in the way of an entry is not: its
+    lookup has met it before. The next call finds it gone.
     """
     _persistently(lambda: _publish(path, content, root, mode))
     tell(Published(root))
 
 
 def write(path: str, content: bytes, *, make_directories: bool) -> None:
-    """As publish(), of a file that need not be in a cache, and where no limit is kept.
+    """Write ``content`` to ``path``, whole or not at all, inside a cache or elsewhere.
 
-    Outside of one, nothing is quarantined. Raises OSError, also for a directory that is not there, unless it is to be
-    made.
+    Like publish(), but no size limit is enforced. Obstacles are only quarantined below a cache and with
+    ``make_directories``. Raises OSError, also for a missing directory without it.
     """
     directory, name = os.path.split(os.path.join(".", path))  # a name alone has no directory
     root, within = config.within_cache(directory)
@@ -168,7 +174,7 @@ def _publish(path: str, content: bytes, root: str, mode: int) -> None:
 
 
 def _entered(stack: contextlib.ExitStack, directory: str, root: str, made: list[str]) -> Folder:
-    """The directory below ``root``, made and open until the ``stack`` ends; what was made of the way there is noted."""
+    """Make and open the directory below ``root`` until the ``stack`` ends; add the new ones above it to ``made``."""
     try:
         return stack.enter_context(folders.at(root, directory, make=True))
     except FileNotFoundError:
@@ -184,13 +190,13 @@ def _clear_way(path: str, root: str, found: os.stat_result, saved: str) -> None:
     """Move what was ``found`` at ``path`` out of the way of what is ``saved`` at another, and report it."""
     place = quarantine(path, root, Reason.NOT_A_FILE, found)
     if place is not None and layout.locate(saved) is None:
-        what = f"{path}, a {opening.type_name(found.st_mode)},"
-        remedy = f"It was moved to {place}. Find out who puts such things into this cache."
-        events.report(Reason.NOT_A_FILE, f"{what} was in the way of what is saved.", cause=what, remedy=remedy)
+        what = f"a {opening.type_name(found.st_mode)} was in the place of {path}"
+        remedy = f"Moved it to {place}. Help: find out who creates such files in this cache"
+        events.report(Reason.NOT_A_FILE, "cleared the way of a save", why=what, cause=what, remedy=remedy)
 
 
 def _clear_way_above(directory: str, root: str) -> None:
-    """Of what is on the way from the cache to the directory, the first that is none. Raises OSError."""
+    """Clear the first obstacle between the cache and the directory: anything but a directory. Raises OSError."""
     top = config.within_cache(root)[0]
     for above in [*list(_above(directory, top))[-2::-1], directory]:
         try:
@@ -204,7 +210,7 @@ def _clear_way_above(directory: str, root: str) -> None:
 
 
 def _make_directories(directory: str) -> list[str]:
-    """Those that were not there. Raises OSError."""
+    """Make the directory, and those above it; return the ones that were missing. Raises OSError."""
     parent = os.path.dirname(directory)
     try:
         filesystem.mkdir(directory)
@@ -238,15 +244,15 @@ def _above(directory: str, root: str) -> Iterator[str]:
 
 
 def replace(path: str, content: bytes, mode: int = 0o666, *, durably: bool = False) -> None:
-    """Write a file of this mode, less the umask, and rename it to ``path``. Raises OSError, and leaves nothing.
+    """Write ``content`` to a temporary file and rename it to ``path``. Raises OSError, with nothing left behind.
 
-    ``durably``: what was there, or else this, is there after a loss of power, whole.
+    ``mode``: permission bits, less the umask. ``durably``: a loss of power leaves the old file or the new one, whole.
     """
     write_stream(path, (content,), mode, durably=durably)
 
 
 def write_stream(path: str, parts: Iterable[bytes], mode: int = 0o666, *, durably: bool = False) -> None:
-    """As replace(), of a file that is written in parts, and need not fit into memory."""
+    """Write a file in ``parts``, without holding it in memory, and rename it to ``path``. Otherwise see replace()."""
     directory, name = os.path.split(path)
     with folders.open_subdirectory(directory or os.curdir) as folder:
         _replace(folder, name, parts, mode, durably=durably)

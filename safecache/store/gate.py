@@ -1,4 +1,4 @@
-"""What lets code through: a file that carries no seal runs only if this process made it or a sealed record attests it.
+"""Gate for code that carries no seal: a file runs only if this process made it or a sealed record attests it.
 
 A record is the digest of the file, sealed under its name. A refused file is quarantined, and so recompiled, unless
 another writer has replaced it meanwhile.
@@ -56,11 +56,11 @@ def attest_file(
     digest: bytes | None = None,
     made_at: str = "",
 ) -> bool:
-    """Attest the file that this process has just made, here and by a record in its cache.
+    """Attest the file that this process has just made: for itself, and for others by a record in its cache.
 
-    ``content``: what is about to be written there, or its SHA-256 ``digest``, or ``made_at``: where it lies so far.
-    Other processes then find the record before the file. ``also``: what else to state. False, and reported, if the
-    record cannot be written. Raises OSError if the file cannot be read.
+    ``content``: what is about to be written there; or give its SHA-256 ``digest``, or ``made_at``, the path where it is
+    so far. Other processes then find the record before the file. ``also``: what else to state. Return False, and report
+    it, if the record cannot be written. Raises OSError if the file cannot be read.
     """
 
     def lacks(stated: Mapping[str, Any]) -> Refusal | None:
@@ -91,12 +91,13 @@ def refusal_for_content(
     is_private: bool | None = None,
     objection: _Objection = lambda _: None,
 ) -> Refusal | None:
-    """None if content with this SHA-256 may be used as the file: the one gate for code that this process has not made.
+    """Judge code by its SHA-256 ``digest``: return None if it may be used as the file, else why not.
 
-    A record by a trusted signing key decides, within what it is bound to: one of ``records``, or by default of those in
-    its cache, unless this process knows the content. ``is_private`` counts only if there is none, and no other record
-    contradicts: whether the user trusts the file as private, by default if it is, and the settings say so.
-    ``objection``: to what a record states. Raises Unreadable if one in the cache cannot be read.
+    A record by a trusted signing key decides, within what it is bound to. ``records``: those to judge by; by default
+    those in the file's cache, unless this process knows the content. ``is_private``: whether the user trusts the file
+    as private, by default as its owner, modes and the settings say. It counts only if no trusted record exists and no
+    other contradicts. ``objection``: returns why what a record states is refused. Raises Unreadable if a record in the
+    cache cannot be read.
     """
     if records is None and attestations.is_known(file.path, digest=digest):
         return None
@@ -149,7 +150,7 @@ def _judge_alone(record: bytes | None, file: CodeFile, digest: bytes, objection:
 
 
 def _contradiction(record: bytes | None, file: CodeFile, digest: bytes, objection: _Objection) -> Refusal | None:
-    """What the record, whoever sealed it, says against the file; None if nothing."""
+    """Return why a record, whoever sealed it, speaks against the file; None if it does not."""
     name = manifests.record_name(file)
     stated = manifests.read_unverified(record, name, file.kind)
     refusal = objection(stated) if stated else None
@@ -159,9 +160,9 @@ def _contradiction(record: bytes | None, file: CodeFile, digest: bytes, objectio
 
 
 def refusal_for_file(file: CodeFile, *, is_lower: bool = False) -> Refusal | None:
-    """Judge the file: None if a regular one lies there and something attests it. Raises OSError.
+    """Judge the file: return None if it is regular and attested, else why it is refused. Raises OSError.
 
-    ``is_lower``: stock torch does not look there, so that SAFECACHE=observe changes nothing.
+    ``is_lower``: stock torch does not read the file's tier, so that SAFECACHE=observe changes nothing.
     """
     try:
         status = filesystem.retry(lambda: filesystem.lstat(file.path), filesystem.READING)
@@ -184,12 +185,12 @@ def refusal_for_file(file: CodeFile, *, is_lower: bool = False) -> Refusal | Non
 
 
 def digest_file(path: str) -> bytes:
-    """Return the SHA-256 of a file of any size; no link is followed. Raises OSError, and opening.UnusableEntry."""
+    """Return the SHA-256 of a regular file of any size; no link is followed. Raises OSError and UnusableEntry."""
     return opening.digest_regular(path, opening.check_regular, flags=os.O_NOFOLLOW)
 
 
 def is_attested(file: CodeFile, *, is_lower: bool = False) -> bool:
-    """Tell whether refusal_for_file() has nothing against the file. Reports no refusal, and leaves the file."""
+    """Tell whether refusal_for_file() accepts the file; False on OSError. Reports no refusal, moves nothing."""
     try:
         return refusal_for_file(file, is_lower=is_lower) is None
     except OSError:
@@ -197,10 +198,11 @@ def is_attested(file: CodeFile, *, is_lower: bool = False) -> bool:
 
 
 def accept_or_quarantine(file: CodeFile, judge: Callable[[], Refusal | None] | None = None) -> bool:
-    """Judge the file, by ``judge`` or as refusal_for_file(), and quarantine it if it is refused; returns whether not.
+    """Judge the file, and quarantine and report it if it is refused. Return whether it was accepted.
 
-    It is judged again, up to three times, if another process has replaced it in between. Raises EntryRefusedError for a
-    refused file in strict mode; else Immovable if it cannot be moved: the cache is unusable. Raises OSError.
+    ``judge``: replaces refusal_for_file(). The file is judged up to three times if another process replaces it in
+    between. Strict mode raises EntryRefusedError for a refused file. Otherwise raises Immovable if it cannot be moved:
+    its cache is unusable. Raises OSError.
     """
     for _ in range(_MOST_REPLACED):
         refusal = refusal_for_file(file) if judge is None else judge()
@@ -212,7 +214,7 @@ def accept_or_quarantine(file: CodeFile, judge: Callable[[], Refusal | None] | N
 
 
 def _discard(refusal: Refusal, file: CodeFile) -> bool:
-    """Quarantine a refused file and report it; False, with nothing done, if another file lies there by now."""
+    """Quarantine a refused file and report it; do nothing, and return False, if another file is there by now."""
     moved = entry_files.quarantine(file.path, file.root, refusal.reason, refusal.found)
     if moved is None and os.path.lexists(file.path):
         if not is_unchanged(file.path, refusal.found):
@@ -232,10 +234,10 @@ def _discard(refusal: Refusal, file: CodeFile) -> bool:
 
 
 def quarantine_unattested(file: CodeFile) -> bool:
-    """Quarantine the file if nothing attests it, so that it is built again; returns whether any file is left there.
+    """Quarantine the file if nothing attests it, so that it is rebuilt. Return whether a file is still there.
 
-    Raises EntryRefusedError for it in strict mode. Raises Unsettled, and leaves the file, if it cannot be quarantined
-    or its record cannot be read.
+    Strict mode raises EntryRefusedError for a refused file. Raises Unsettled, and leaves the file, if it cannot be
+    quarantined or its record cannot be read.
     """
     try:
         accept_or_quarantine(file)
@@ -247,9 +249,9 @@ def quarantine_unattested(file: CodeFile) -> bool:
 
 
 def verified_load_path(file: CodeFile) -> tuple[str, bytes | None]:
-    """Find where to load the code from, and its bytes if that is a copy out of others' reach, else None.
+    """Return the path to load the code from, and its bytes if that is the path of a private copy, else None.
 
-    Raises EntryRefusedError, in every mode, if nothing attests it; OSError if it or its record cannot be read.
+    Raises EntryRefusedError, in every mode, if nothing attests the file; OSError if it or its record cannot be read.
     """
     try:
         refusal = refusal_for_file(file)
@@ -270,9 +272,10 @@ def verified_load_path(file: CodeFile) -> tuple[str, bytes | None]:
 
 
 def private_path(file: CodeFile, content: bytes, *, is_kept: bool = True) -> str:
-    """The path of content, made here or verified, where nobody else can replace it: the file's, or that of a copy.
+    """Return a path of ``content`` where nobody else can replace it: the file's own, or that of a private copy.
 
-    ``is_kept``: whether it lies at the file's path. A copy's path ends in its name. Raises OSError.
+    ``content``: made or verified by this process. ``is_kept``: whether it is stored at the file's path. A copy's path
+    ends in the file's name. Raises OSError.
     """
     if not is_kept:
         copy = private_directory.write(os.path.basename(file.path), content)

@@ -38,16 +38,17 @@ class File(NamedTuple):
 
     @classmethod
     def of(cls, item: Item) -> File:
-        """Of what was found there."""
+        """Return the File for a listed item."""
         status = item.status
         return cls(item.path, status.st_size, status.st_mtime, status.st_uid, status.st_ino)
 
 
 @dataclass
 class Group:
-    """``paths``: what is moved to remove it, files or one directory; ``files``: all that lie there.
+    """Files in a cache that are removed together, with their records and their lock.
 
-    ``root`` is the directory whose ``.safecache`` has its records.
+    ``paths``: what to move to remove the group, files or one directory. ``files``: all files there. ``root``: the
+    directory whose ``.safecache`` has the records.
     """
 
     kind: Kind
@@ -60,23 +61,23 @@ class Group:
 
     @property
     def all_files(self) -> list[File]:
-        """Its lock too."""
+        """Files of the group, with its records and its lock."""
         return self.files + self.records + ([self.lock] if self.lock else [])
 
     @property
     def size(self) -> int:
-        """In bytes."""
+        """Size of all files in bytes."""
         return sum(file.size for file in self.all_files)
 
     @property
     def stamps(self) -> list[float]:
-        """When its files were used. A lock is not changed by being held."""
+        """Times when the files were used, in seconds since the epoch. Holding a lock does not change its time."""
         stamped = self.files + self.records or self.all_files
         return [file.modified for file in stamped] or [folders.modified(path) for path in self.paths]
 
     @property
     def owners(self) -> set[int]:
-        """The uids that its files belong to; a directory's own, where nothing is in it or nobody else may look."""
+        """Uids that own the files; those of its directories, where these are empty or nobody else may look."""
         found = {file.owner for file in self.all_files}
         if not found:
             for path in self.paths:
@@ -86,7 +87,7 @@ class Group:
 
     @property
     def steps(self) -> tuple[list[str], list[str]]:
-        """What to move away first, and what after another look at the stamps."""
+        """Paths to move first, and paths to move after another look at the stamps."""
         if self.kind is Kind.KERNEL:
             first = [file.path for file in self.files if _is_looked_for_first(file.path)]
             return first, self.paths
@@ -101,5 +102,5 @@ def _is_looked_for_first(path: str) -> bool:
 
 
 def below(top: str | Item) -> Iterator[File]:
-    """Every file in this directory, or itself, as folders.below() says."""
+    """Yield every file at or below ``top``; none if it is gone or access is denied. Raises OSError."""
     return map(File.of, folders.below(top))

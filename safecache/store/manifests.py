@@ -1,8 +1,8 @@
-"""Sealed records: what is said of a file that carries no seal of its own, under its name, in the same cache.
+"""Sealed records: statements about files that carry no seal of their own, stored in the same cache.
 
-Each is bound to the path of its file below the cache: so a cache that is copied as a whole keeps them, and a file that
-is put in the place of another one has none. Inductor and Triton name a library after the hash of its source and of the
-command that builds it, so that its path is bound to both.
+Each record is bound to the path of its file below the cache. A cache that is copied as a whole keeps its records, and a
+file that replaces another has none. Inductor and Triton name a library after the hash of its source and of the command
+that builds it, so that its path is bound to both.
 
 A kernel's files need no record each: that of the list of their group states the digests of all.
 """
@@ -60,7 +60,10 @@ def write(
     key: Key,
     origin: Mapping[str, str] | None = None,
 ) -> bool:
-    """Seal what is ``stated`` of the file; False, and reported, if that cannot be written. ``origin``: if not here."""
+    """Seal what is ``stated`` of the file as its record. Return False, and report it, if that cannot be written.
+
+    ``origin``: the provenance to seal, by default that of this process.
+    """
     record = seal_record(file, stated, key, provenance.statement(file.kind) if origin is None else origin)
     place = record_path(file)
     written = publish(place, record, file.root, f"the record of {file.kind.noun} {file.path}", file.kind)
@@ -75,20 +78,20 @@ def seal_record(
     key: Key,
     origin: Mapping[str, str],
 ) -> bytes:
-    """The record of what is ``stated`` of the file."""
+    """Return a record of what is ``stated`` of the file, sealed with ``key``."""
     own = record_name(file)
     return seal.attach(json.dumps(stated).encode(), file.kind, own, key, origin, config.current().namespace)
 
 
 def record_of(file: CodeFile, content: bytes, also: Mapping[str, Any]) -> bytes | None:
-    """The record that gate.attest_file() would write of ``content``, for another cache; None without a signing key."""
+    """Return the record that gate.attest_file() would write of ``content``, or None without a signing key."""
     key = keyring.current().signing
     stated = {"sha256": hashlib.sha256(content).hexdigest(), **also}
     return None if key is None else seal_record(file, stated, key, provenance.statement(file.kind))
 
 
 def publish(path: str, content: bytes, root: str, what: str, kind: Kind) -> bool:
-    """Have ``content`` at ``path`` of the cache ``root``; False, and reported as ``what``, if it cannot be written."""
+    """Write ``content`` to ``path`` in the cache ``root``. Return False, and report ``what``, if that fails."""
     try:
         entry_files.publish(path, content, root)
     except OSError as error:
@@ -97,7 +100,7 @@ def publish(path: str, content: bytes, root: str, what: str, kind: Kind) -> bool
         if kind is not Kind.KERNEL and lasts and fallback.replaced(error):
             return False  # which has been said
         if in_the_way is not None:
-            report_obstacle(root, f"{what} was not written: {in_the_way} is no directory", error)
+            report_obstacle(root, what, f"{in_the_way} is no directory", error)
             return False
         variable = "TRITON_CACHE_DIR" if kind is Kind.KERNEL else "TORCHINDUCTOR_CACHE_DIR"
         report.fail_write(f"write {what}", error, "Other processes will rebuild it.", root, variable)
@@ -105,16 +108,17 @@ def publish(path: str, content: bytes, root: str, what: str, kind: Kind) -> bool
     return True
 
 
-def report_obstacle(root: str, text: str, error: OSError) -> None:
-    """Say once that something is in the way of all that safecache keeps, or moves away, in the cache ``root``."""
-    remedy = "It is made anew by each process; remove what is in the way."
-    events.report(Reason.UNWRITABLE, f"{text}.", cause=f"obstacle {root}", remedy=remedy, error=error)
+def report_obstacle(root: str, what: str, why: str, error: OSError) -> None:
+    """Report once that something in the cache ``root`` prevents safecache from keeping ``what``, and ``why``."""
+    remedy = "Each process rebuilds it. Help: remove the file in its place"
+    cause = f"obstacle {root}"
+    events.report(Reason.UNWRITABLE, f"cannot keep {what}", why=why, cause=cause, remedy=remedy, error=error)
 
 
 def read_record_bytes(file: CodeFile) -> bytes | None:
-    """The file's record, not verified; None if it has none.
+    """Return the file's record, unverified; None if it has none.
 
-    Raises directory_faults.Unreadable where there may be one and it cannot be read, however often it is tried.
+    Raises directory_faults.Unreadable where there may be one and it cannot be read, even after retries.
     """
     place = record_path(file)
     try:
@@ -128,20 +132,20 @@ def read_record_bytes(file: CodeFile) -> bytes | None:
 
 
 def record_path(file: CodeFile) -> str:
-    """Where in its cache the record of the file is, if it has one."""
+    """Return the path of the file's record in its cache, whether or not there is one."""
     return ours.record(file.root, hashed_name(record_name(file)))
 
 
 def exists(file: CodeFile) -> bool:
-    """Whether somebody has kept a file of that name; says nothing about what is in it."""
+    """Tell whether a file exists at record_path(), whatever is in it."""
     return os.path.exists(record_path(file))
 
 
 def record_name(file: CodeFile) -> str:
-    """What a file is called in its record: compiled code by its path below its cache, as others by their name.
+    """Return the name of a file in its record: for compiled code its path below its cache, else its own name.
 
-    Without a root that is its directory and name, as where Inductor and Triton keep theirs. Code of another layout gets
-    its name from the one who builds it.
+    Without a root the name is the file's directory and name, as Inductor and Triton store their code. Code of another
+    layout has the name that its builder gave it.
     """
     if file.name:
         return file.name
@@ -153,9 +157,10 @@ def record_name(file: CodeFile) -> str:
 
 
 def list_of(file: CodeFile) -> str | None:
-    """The path, or the name as in record_name(), of the list of the group that a kernel's file is in, if it is in one.
+    """Return the path of the list for the group of a kernel's file; for a name as in record_name(), the list's name.
 
-    None for a list itself, and for what Triton keeps by itself.
+    None for a file of another kind, for a list itself, and for a library, which Triton stores by itself. The list need
+    not exist.
     """
     directory, name = os.path.split(file.path)
     stem, _, ending = name.rpartition(".")
@@ -165,14 +170,14 @@ def list_of(file: CodeFile) -> str | None:
 
 
 def hashed_name(name: str) -> str:
-    """What the record of a file is called that record_name() calls so."""
+    """Return the file name of the record for ``name``, as record_name() gives it: the SHA-256."""
     return hashlib.sha256(os.fsencode(name)).hexdigest()
 
 
 def records(file: CodeFile) -> Iterator[bytes | None]:
-    """Those in its cache that may attest the file: its group's if there is one, then its own; not verified.
+    """Yield the unverified records that may attest the file: its group's, if there is one, then its own.
 
-    None: it has none of its own. Raises as read_record_bytes().
+    The last is None if the file has no record of its own. Raises as read_record_bytes() does.
     """
     listed = list_of(CodeFile(file.path, kind=file.kind))
     of_group = read_record_bytes(CodeFile(listed, file.root, file.kind)) if listed is not None else None
@@ -182,9 +187,9 @@ def records(file: CodeFile) -> Iterator[bytes | None]:
 
 
 def read(file: CodeFile) -> tuple[seal.Verdict, dict[str, Any]]:
-    """What the seal of the file's record says, and if it holds, what is stated there of the file. Raises Unreadable.
+    """Verify the file's record. Return the verdict on its seal and, if that holds, what it states. Raises Unreadable.
 
-    That is the record of its group, unless that does not attest it, whatever it holds.
+    The record of the file's group comes first; if that does not attest the file, its own decides.
     """
     for record in records(file):
         verdict, stated = verify(record, file)
@@ -194,7 +199,7 @@ def read(file: CodeFile) -> tuple[seal.Verdict, dict[str, Any]]:
 
 
 def verify(record: bytes | None, file: CodeFile) -> tuple[seal.Verdict, dict[str, Any]]:
-    """As read(), of this record; None, for there is none, is that of an unsealed file."""
+    """Verify this ``record`` of the file; otherwise like read(). None counts as a record without a seal."""
     record, own = record or b"", record_name(file)
     named = named_in(record, own, file.kind)
     verdict = seal.verify(record, file.kind, named, keyring.current().find, config.current().namespace)
@@ -207,15 +212,15 @@ def verify(record: bytes | None, file: CodeFile) -> tuple[seal.Verdict, dict[str
 
 
 def named_in(record: bytes, name: str, kind: Kind) -> str:
-    """What the record of a file of this record_name() is to be sealed for: that file, or the list of its group."""
+    """Return the name that a record of ``name`` must be sealed for: that file, or the list of its group."""
     listed = list_of(CodeFile(name, kind=kind))
     return listed if listed is not None and seal.stated_key(record) == listed else name
 
 
 def read_unverified(record: bytes | None, name: str = "", kind: Kind = Kind.KERNEL) -> dict[str, Any]:
-    """What a record says, whoever wrote it: enough to object to something, and never to use it.
+    """Return what a record states, whoever wrote it. Use it to object to a file, never to accept one.
 
-    ``name``: of which file of this kind, as record_name() calls it, where the record may be that of its group.
+    ``name``, ``kind``: the file, as record_name() calls it, where the record may be that of its group.
     """
     stated = _statement(record or b"")
     if named_in(record or b"", name, kind) == name:
@@ -226,7 +231,7 @@ def read_unverified(record: bytes | None, name: str = "", kind: Kind = Kind.KERN
 
 
 def _statement(record: bytes) -> dict[str, Any]:
-    """What a record says whose seal holds; empty for what this version does not write, whoever sealed it."""
+    """Return what a record states, unverified; empty for a format that this version does not write."""
     try:
         stated = json.loads(seal.payload_of(record))
     except (ValueError, RecursionError):

@@ -1,7 +1,7 @@
-"""Where damaged files go: out of sight of the caches, each beside a note of why, and no more of them than is of use.
+"""Quarantine of refused files, each beside a note of the reason; the newest 100 files, up to 256 MiB, are kept.
 
-No link on the way there from the cache's root is followed: whoever could put one there would have files moved to a
-place of his choice, under names and with content of his choice.
+No link between the cache's root and the quarantine is followed. Otherwise whoever puts one there could have files moved
+to a place of his choice, under names and with content of his choice.
 """
 
 from __future__ import annotations
@@ -33,13 +33,12 @@ _HOLD = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def quarantine(path: str, root: str, reason: Reason, found: bytes | os.stat_result | None = None) -> str | None:
-    """Move what is at ``path`` out of the cache, to the quarantine of ``root``, with a note of why.
+    """Move the file or directory at ``path`` to the quarantine of the cache ``root``, with a note of the reason.
 
-    Returns its new path; None where the file system refuses, it lies outside of ``root``, a link leads to it, or
-    SAFECACHE=observe has it used, and then it is where it was. ``found``: what was judged there, by its content, or
-    by its status for what is large or no file; something else, such as what another process has saved in its place
-    since, is left there.
-    The latest stay in quarantine: see _MOST_FILES and _MOST_BYTES.
+    Return its new path; None if it stays. It stays where the file system refuses, outside of ``root``, behind a link,
+    and where SAFECACHE=observe has it used. ``found``: what was judged there, as its content, or as its status if it is
+    large or no file. Anything else, such as what another process has saved there since, stays too. Older files are
+    removed from the quarantine: see _MOST_FILES and _MOST_BYTES.
     """
     if config.current().observes and reason not in UNREAD:
         return None
@@ -64,9 +63,9 @@ def quarantine(path: str, root: str, reason: Reason, found: bytes | os.stat_resu
 
 
 def obstacle(root: str) -> str | None:
-    """What is no directory where the quarantine of ``root`` should be, or lie in; None if there is nothing like that.
+    """Return what is no directory on the way to the quarantine of ``root``; None if there is no such thing.
 
-    Whoever put it there keeps all that is refused in that cache from being moved away.
+    While it is there, no refused file in that cache can be moved away.
     """
     place = root
     for folder in _PLACE:
@@ -80,17 +79,17 @@ def obstacle(root: str) -> str | None:
 
 
 def opened(root: str) -> AbstractContextManager[Folder]:
-    """The quarantine of ``root``. Raises OSError, and FileNotFoundError where nothing was ever moved away."""
+    """Open the quarantine of ``root``. Raises OSError; FileNotFoundError where nothing was ever quarantined."""
     return folders.open_subdirectory(root, _PLACE)
 
 
 def is_its_name(name: str) -> bool:
-    """Whether quarantine() gives such names, to what it moves there and not to its notes."""
+    """Tell whether ``name`` is one that quarantine() gives to a file, and not to a note."""
     return _NAME.fullmatch(name) is not None and not name.endswith(".json")
 
 
 def is_unchanged(path: str, found: bytes | os.stat_result | None) -> bool:
-    """Whether what was ``found`` lies at ``path``; anything, for None. False also where that cannot be told."""
+    """Tell whether what was ``found`` is still at ``path``; anything, for None. False if that cannot be told."""
     with suppress(OSError), _watched(path, found) as is_it:
         return is_it(path)
     return False
@@ -98,7 +97,7 @@ def is_unchanged(path: str, found: bytes | os.stat_result | None) -> bool:
 
 @contextmanager
 def _watched(path: str, found: bytes | os.stat_result | None) -> Iterator[Callable[[str], bool]]:
-    """Tells if what was ``found`` lies at a path, that one or where it was moved. Raises OSError, and so does that."""
+    """Yield a test whether a path has what was ``found``, there or where it was moved. Both raise OSError."""
     if found is None:
         yield lambda place: bool(filesystem.lstat(place))
     elif isinstance(found, bytes):
@@ -124,7 +123,7 @@ def _check_regular(status: os.stat_result) -> None:
 
 
 def _put_back(parent: Folder, old: str, place: Folder, name: str) -> None:
-    """Unless there is one again. Raises OSError."""
+    """Move the file back to ``old``, unless there is one again. Raises OSError."""
     try:
         place.link(name, parent, old)
     except OSError as error:
@@ -152,7 +151,7 @@ def _move(parent: Folder, old: str, place: Folder, name: str, why: dict[str, str
 
 
 def _remove_oldest(place: Folder, newest: str) -> None:
-    """Down to what may lie there, the newest whatever its size. Raises OSError."""
+    """Remove the oldest files above the limits, but never the ``newest``. Raises OSError."""
     found = _found(place)
     _, size = found.pop(newest, (0, 0))
     for number, name in enumerate(sorted(found, key=lambda name: found[name], reverse=True), start=2):
@@ -162,7 +161,7 @@ def _remove_oldest(place: Folder, newest: str) -> None:
 
 
 def _found(place: Folder) -> dict[str, tuple[int, int]]:
-    """When each was moved there, and its size, note included; without what was not put there by quarantine()."""
+    """Return by name, for what quarantine() put there, when it was moved (ns) and its size, note included."""
     found: dict[str, tuple[int, int]] = {}
     for name in place.names():
         named = _NAME.fullmatch(name)
@@ -183,7 +182,7 @@ def _size(place: Folder, name: str, status: os.stat_result) -> int:
 
 
 def note_at(path: str) -> dict[str, str]:
-    """What the note there says, by name; empty for what is none. Anybody may have written it."""
+    """Return the fields of the note at ``path``, empty for what is no note. Unverified: anybody may have written it."""
     try:
         said = json.loads(opening.read_regular(path, opening.check_regular, flags=os.O_NOFOLLOW, limit=_LONGEST_NOTE))
     except (OSError, opening.UnusableEntry, ValueError, RecursionError):
@@ -192,7 +191,7 @@ def note_at(path: str) -> dict[str, str]:
 
 
 def remove(place: Folder, name: str) -> None:
-    """Take what has this name, and its note, out of this quarantine, as far as that can be done."""
+    """Remove the file ``name`` and its note from this quarantine. Errors are ignored."""
     for each in (name, f"{name}.json"):
         with suppress(OSError):  # gone, or another user's
             place.remove(each)

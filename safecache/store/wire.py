@@ -1,13 +1,13 @@
 """A bundle in transit, in a pack or in the remote: one frame, and a row that says what is in it.
 
-    frame = a tar file of the bundle's files with their records, below inductor/, triton/ or vllm/ as in a cache,
-            compressed by Zstandard (RFC 8878)
+    frame = a tar file of the bundle's files with their records, below inductor/, triton/ or vllm/ as in a cache;
+            compressed by Zstandard (RFC 8878).
     row   = [kind, key, root, position, size of the frame, size once decompressed, digest of the frame, [[name of a
-            file, size, digest], …]]
+            file, size, digest], …]].
 
 Whoever seals the row vouches for all of the frame: nothing is decompressed that does not have its digest, and no more
 than it says. The same files and Zstandard library give the same bytes. Each file is verified once more by its own seal
-or record, as if it lay in a cache.
+or record, as if it were stored in a cache.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ MALFORMED = (
 
 
 class Packed(NamedTuple):
-    """What a row says: the root of its ``ref`` is a directory in the frame. Sizes and the position are in bytes.
+    """Row of a bundle: ``ref`` has a directory in the frame as its root. Sizes and ``at``, the position, are in bytes.
 
-    ``stored``, ``digest``: the size and the SHA-256 of its frame; ``size``: once decompressed; ``files``: the size and
-    the SHA-256 of each by its name.
+    ``stored``, ``digest``: size and SHA-256 of the frame. ``size``: once decompressed. ``files``: the size and the
+    SHA-256 of each file, by its name.
     """
 
     ref: Ref
@@ -68,28 +68,28 @@ class Packed(NamedTuple):
 
     @property
     def name(self) -> str:
-        """See name_bundle()."""
+        """Name of the bundle: see name_bundle()."""
         return name_bundle(self.ref)
 
     @property
     def row(self) -> list[Any]:
-        """As read_row() takes it."""
+        """Row as a list of read_row()'s arguments."""
         ref, files = self.ref, [[name, *about] for name, about in self.files.items()]
         return [ref.kind.value, ref.key, ref.root, self.at, self.stored, self.size, self.digest, files]
 
 
 def name_bundle(ref: Ref) -> str:
-    """What it is called to a person, and in a list of what is in a pack: no two have the same."""
+    """Return the name of a bundle in messages and in a pack's manifest, unique within a pack."""
     return f"{ref.root}:{ref.kind.value}/{ref.key}"
 
 
 def is_placed(ref: Ref) -> bool:
-    """Whether a frame may hold it: the key is one of its kind's, and the root a directory of frames."""
+    """Tell whether a frame may hold ``ref``: its key is valid for its kind, and its root a directory of frames."""
     return ref.has_valid_key and _ROOT.fullmatch(ref.root) is not None
 
 
 def place_in_frame(ref: Ref) -> Ref:
-    """Return its ref in a frame, for that of a bundle in a cache."""
+    """Return the ref in a frame for ``ref``, that of a bundle in a cache."""
     root = INDUCTOR if ref.kind.tiers.is_pulled else VLLM
     if ref.kind is Kind.KERNEL:
         root = f"{INDUCTOR}/{ref.triton_folder}" if ref.triton_folder else TRITON
@@ -97,7 +97,7 @@ def place_in_frame(ref: Ref) -> Ref:
 
 
 def compress(ref: Ref, files: Iterable[File], level: int) -> tuple[bytes, Packed]:
-    """Return the frame of a bundle that is_placed(), and its row."""
+    """Return the frame of a bundle, at this Zstandard ``level``, and its row. ``ref``: must be is_placed()."""
     import zstandard
 
     # A list is published after the files that it names.
@@ -120,19 +120,19 @@ def _members(ref: Ref, files: Iterable[File]) -> dict[str, bytes]:
 
 
 def tar_member(name: str, content: bytes) -> bytes:
-    """Return a file of a tar file, with its header."""
+    """Return a file as in a tar file: header, content and padding."""
     return tar_header(name, len(content)) + content + b"\0" * (-len(content) % _BLOCK)
 
 
 def tar_header(name: str, size: int) -> bytes:
-    """Return the header of a file, without times, owners and modes, which would tell the same bundles apart."""
+    """Return a tar header without times, owners and modes, so that the same files give the same bytes."""
     about = tarfile.TarInfo(name)
     about.size = size
     return about.tobuf(tarfile.PAX_FORMAT)
 
 
 def read_row(kind: str, key: str, root: str, at: int, stored: int, size: int, digest: str, files: Any) -> Packed:
-    """Read a row. Raises one of MALFORMED for what is none, or of a later safecache's."""
+    """Parse the fields of a row. Raises one of MALFORMED for anything else, such as a later safecache's row."""
     found = _KINDS[kind]
     # INVARIANT: no path that is made of a row leads out of a cache.
     if not is_placed(Ref(found, key, root)):
@@ -155,7 +155,7 @@ def _decompressed(compressed: bytes, size: int) -> bytes:
 
 
 def _untarred(content: bytes) -> dict[str, bytes]:
-    """The members, which are files, and of which no two have the same name. Raises one of MALFORMED."""
+    """Return the members by name: only files, and none twice. Raises one of MALFORMED."""
     found: dict[str, bytes] = {}
     with tarfile.open(fileobj=io.BytesIO(content), mode="r:") as archive:
         for member in archive:
@@ -167,7 +167,7 @@ def _untarred(content: bytes) -> dict[str, bytes]:
 
 
 def decompress(compressed: bytes, packed: Packed) -> tuple[File, ...]:
-    """Return the files of a frame as its row states them, each not yet verified by itself. Raises one of MALFORMED."""
+    """Return the files of a frame that match its row, not verified by their own seals. Else raises one of MALFORMED."""
     # INVARIANT: nothing is decompressed but what was sealed.
     if hashlib.sha256(compressed).hexdigest() != packed.digest:
         raise ValueError("it is not what was packed")

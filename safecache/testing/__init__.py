@@ -1,4 +1,4 @@
-"""For tests of programs that compile: caches of their own, damaged entries, and a file system that fails.
+"""Fixtures for programs that compile: isolated caches, damaged entries, failing file systems.
 
 Nothing of safecache imports this.
 """
@@ -22,7 +22,7 @@ _DIRECTORIES = ("dir_fd", "src_dir_fd")
 
 
 def isolated(directory: str | os.PathLike[str]) -> dict[str, str]:
-    """The environment that keeps a process's caches and keys below ``directory``, with safecache on."""
+    """Return the environment that keeps a process's caches and keys below ``directory``, with safecache on."""
     base = os.fspath(directory)
     return {
         "XDG_CONFIG_HOME": os.path.join(base, "config"),
@@ -40,7 +40,7 @@ def isolated(directory: str | os.PathLike[str]) -> dict[str, str]:
 
 
 def entries(cache: str | os.PathLike[str]) -> list[str]:
-    """The paths of the AOTAutograd and FX graph entries below this cache directory. Raises OSError."""
+    """Return the paths of the AOTAutograd and FX graph entries below this cache directory. Raises OSError."""
     return [location.path for location in layout.walk(os.fspath(cache))]
 
 
@@ -74,7 +74,7 @@ def damage(path: str | os.PathLike[str], how: str) -> None:
 
 @contextmanager
 def failing(call: str, error: str, below: str | os.PathLike[str], times: int | None = None) -> Iterator[None]:
-    """Context in which a function of os, such as "rename", fails with an error such as "ENOSPC" for paths ``below``.
+    """Make a function of os, such as "rename", fail with an error such as "ENOSPC" for paths ``below``, in this block.
 
     Applies to torch and Triton as well as to safecache. ``times``: only this many calls fail, by default all. A call
     that takes a descriptor, such as fsync, is judged by the path of its file.

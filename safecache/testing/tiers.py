@@ -1,12 +1,12 @@
-"""What every tier has to do, as tests for pytest: subclass TierTests for a tier of your own.
+"""Tests, for pytest, of what every tier has to do: subclass TierTests for a tier of your own.
 
     class TestMine(TierTests):
         @pytest.fixture
         def held(self, tmp_path):
             return Held(MyTier(tmp_path), my_contents)
 
-A tier may lose anything, and others may write to where it keeps things. It raises nothing, and a process gets from it
-what was given to it under that key, byte for byte, or nothing.
+A tier may lose anything, and others may write to its storage. It raises nothing. A process gets from the tier what was
+given to it under that key, byte for byte, or nothing.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ _CHANGES |= {"lengthened": lambda content: content + b"\0", "doubled": lambda co
 
 
 class Held:
-    """A tier under test. ``contents``: what it has stored, by names of its own; who alters it is its attacker.
+    """Tier under test. ``contents``: what it has stored, by names of its own; the tests alter it as an attacker would.
 
-    ``kinds``: those that it can have. ``fill``: has it hold these bundles of a cache; by default it keeps them.
+    ``kinds``: those that it can have. ``fill``: makes it hold these bundles of a cache; by default calls its keep().
     ``failures``: ways in which it can fail, by name: each as long as a block lasts. ``source``: opens it as a source of
-    copies, if it can list what it has. ``forget``: has it forget a bundle; False where it never does.
+    copies, if it can list what it has. ``forget``: makes it forget a bundle; False where it never does.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Held:
 
 
 def _refs(root: str, letter: str) -> list[Ref]:
-    """A bundle of each kind in the cache ``root``, with keys of this letter, whether it is there or not."""
+    """Return a ref of each kind in the cache ``root``, with keys of this letter, whether it is there or not."""
     keys = {Kind.AOT_ENTRY: f"a{letter * _LETTERS}", Kind.FX_ENTRY: f"f{letter * _LETTERS}"}
     keys |= {Kind.PGO_STATE: f"job/{letter}", Kind.NATIVE_CODE: f"{letter * 2}/c{letter * _LETTERS}.so"}
     keys |= {Kind.AUTOTUNING: f"aa/tuned-{letter}.best_config"}
@@ -84,7 +84,7 @@ def _refs(root: str, letter: str) -> list[Ref]:
 
 
 def _fill_cache(root: str, letter: str) -> list[Ref]:
-    """Put these bundles into the cache, sealed by this process's key; returns their refs."""
+    """Put these bundles into the cache, sealed by this process's key. Return their refs."""
     refs = _refs(root, letter)
     for ref in refs[:-1]:
         content = json.dumps({f"{ref.kind.value} made for": letter}).encode()
@@ -100,11 +100,11 @@ def _fill_cache(root: str, letter: str) -> list[Ref]:
 
 
 class TierTests:
-    """Subclass it with a fixture ``held``. Each test has keys, settings and caches of its own."""
+    """Tests of a tier: subclass with a fixture ``held``. Each test has keys, settings and caches of its own."""
 
     @pytest.fixture(autouse=True)
     def process(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-        """A process in which no tier is plugged but the one under test, once it holds something."""
+        """Prepare a process in which no tier is plugged in but the one under test, once it holds something."""
         self.base = tmp_path
         for name in [name for name in config.environment() if name.startswith("SAFECACHE")]:
             monkeypatch.delenv(name)
@@ -118,12 +118,12 @@ class TierTests:
 
     @pytest.fixture
     def held(self) -> Held:
-        """The tier under test, which holds nothing yet."""
+        """Return the tier under test, which holds nothing yet."""
         raise NotImplementedError("a fixture `held` of your own")
 
     @pytest.fixture
     def refs(self, held: Held) -> list[Ref]:
-        """What it holds, in the cache that it was filled from."""
+        """Fill the tier from a cache; return the refs that it holds."""
         found = [
             ref for letter in "ab" for ref in _fill_cache(str(self.base / "cache"), letter) if ref.kind in held.kinds
         ]
@@ -133,14 +133,14 @@ class TierTests:
         return found
 
     def move(self, refs: Iterable[Ref], there: Path) -> list[Ref]:
-        """Return the same of the cache ``there``, whose directories are made."""
+        """Return the same refs in the cache ``there``, whose directories are made."""
         moved = [ref._replace(root=str(there / os.path.relpath(ref.root, self.base / "cache"))) for ref in refs]
         for ref in moved:
             Path(ref.root).mkdir(parents=True, exist_ok=True)
         return moved
 
     def look_up(self, refs: Iterable[Ref], where: str = "there") -> list[bool]:
-        """Whether each is found by a process with an empty cache, which then has nothing but what was given."""
+        """Return whether a process with an empty cache finds each, and check that the cache has only what was given."""
         session.reset()
         there = self.base / where
         moved = self.move(refs, there)
@@ -155,12 +155,12 @@ class TierTests:
         return found
 
     def test_what_it_was_given_it_has(self, refs: list[Ref]) -> None:
-        """All of it, for one process after another."""
+        """Find everything, for one process after another."""
         assert self.look_up(refs) == self.look_up(refs[::-1]) == [True] * len(refs)
 
     @pytest.mark.usefixtures("refs")
     def test_what_it_was_not_given_it_has_not(self) -> None:
-        """Nor what has another key of the same kind."""
+        """Find nothing under another key of the same kind."""
         others = _refs(str(self.base / "cache"), "c")
         assert self.look_up(others) == [False] * len(others)
 
@@ -175,21 +175,21 @@ class TierTests:
 
     @pytest.mark.parametrize("how", _CHANGES)
     def test_damaged_content_is_not_found(self, held: Held, refs: list[Ref], how: str) -> None:
-        """In some of its parts, and in all: as by a full disk, or by somebody who adds to it."""
+        """Damage some contents, and all: as a full disk does, or somebody who appends to them."""
         changed = {name: _CHANGES[how](content) for name, content in held.contents.items()}
         self.look_up_changed(held, refs, [changed] * 2)
         held.contents.update(changed)
         assert self.look_up(refs) == [False] * len(refs) or how == "flipped"
 
     def test_no_flipped_bit_is_found(self, held: Held, refs: list[Ref]) -> None:
-        """Wherever it is, no file comes out that was not put in."""
+        """Flip bits all over: no file comes out that was not put in."""
         given, last = dict(held.contents), max(12, _FLIPS // len(held.contents)) - 1
         flips = ({name: _flip(given[name], number / last) for name in given} for number in range(last + 1))
         self.look_up_changed(held, refs, flips)
         assert self.look_up(refs) == [True] * len(refs)
 
     def test_content_of_another_key_is_not_found(self, held: Held, refs: list[Ref]) -> None:
-        """What was given under one key is nothing under another."""
+        """Exchange contents: what was given under one key is nothing under another."""
         given = dict(held.contents)
         turned = [dict(zip(given, ([*given.values()] * 6)[n:], strict=False)) for n in (1, 2, 3, 5)]
         self.look_up_changed(held, refs, turned)
@@ -197,20 +197,20 @@ class TierTests:
         self.look_up(refs)
 
     def test_what_is_gone_is_not_found(self, held: Held, refs: list[Ref]) -> None:
-        """One after the other, and the rest is there."""
+        """Remove one content after the other: nothing wrong comes out, and at last nothing."""
         for name in list(held.contents):
             del held.contents[name]
             self.look_up(refs)
         assert self.look_up(refs) == [False] * len(refs)
 
     def test_what_a_stranger_has_given_is_not_found(self, refs: list[Ref], monkeypatch: pytest.MonkeyPatch) -> None:
-        """By a process that does not trust the key."""
+        """Look up in a process that does not trust the key."""
         monkeypatch.setenv("XDG_CONFIG_HOME", str(self.base / "another"))
         config.reload()
         assert self.look_up(refs) == [False] * len(refs)
 
     def test_what_nobody_has_sealed_is_not_found(self, held: Held) -> None:
-        """As stock torch writes it."""
+        """Store files without seals, as stock torch writes them."""
         refs = [ref for ref in _fill_cache(str(self.base / "cache"), "a") if ref.kind in held.kinds]
         for path in filter(Path.is_file, (self.base / "cache").rglob("*")):
             path.write_bytes(b"{}")
@@ -220,7 +220,7 @@ class TierTests:
         assert self.look_up(refs) == [False] * len(refs)
 
     def test_content_that_is_exchanged_while_it_is_read(self, held: Held, refs: list[Ref]) -> None:
-        """Somebody puts one content after the other under each name."""
+        """Put one content after the other under each name meanwhile."""
         given, stop = dict(held.contents), threading.Event()
 
         def exchange() -> None:
@@ -241,7 +241,7 @@ class TierTests:
         assert self.look_up(refs) == [True] * len(refs)
 
     def test_it_lists_what_it_has(self, held: Held, refs: list[Ref]) -> None:
-        """By kind and key, and nothing else; what was damaged since is refused as it is read."""
+        """List by kind and key, and nothing else; content that was damaged since is refused when it is read."""
         if held.source is None:
             pytest.skip("it is not copied from")
         source = held.source()
@@ -259,7 +259,7 @@ class TierTests:
             held.contents[name] = content
 
     def test_what_it_forgets_is_not_found(self, held: Held, refs: list[Ref]) -> None:
-        """And all else is, until it is given that again."""
+        """Forget every second bundle, and find the others; find all once they are given again."""
         forgotten = [held.forget(ref) for ref in refs[::2]]
         assert self.look_up(refs[::2]) == [not is_gone for is_gone in forgotten]
         assert self.look_up(refs[1::2]) == [True] * len(refs[1::2])
@@ -268,7 +268,7 @@ class TierTests:
         assert self.look_up(refs) == [True] * len(refs)
 
     def test_threads_that_look_up_at_once(self, refs: list[Ref]) -> None:
-        """All in one process and one cache, which has everything then."""
+        """Look everything up from 8 threads of one process and one cache, which then has all of it."""
         session.reset()
         moved = self.move(refs, self.base / "there")
         with ThreadPoolExecutor(8) as threads:
@@ -277,7 +277,7 @@ class TierTests:
         self.look_up([])  # and nothing else
 
     def test_whatever_fails_raises_nothing(self, held: Held, refs: list[Ref]) -> None:
-        """Neither where it is read, nor where it is written."""
+        """Fail reads and writes: neither raises, and all is found again later."""
         for fail in held.failures.values():
             with fail():
                 self.look_up(refs)
@@ -291,13 +291,13 @@ class TierTests:
 
 
 def _flip(content: bytes, part: float) -> bytes:
-    """Flip the bit that is so far into it, from 0 to 1."""
+    """Return ``content`` with one bit flipped, at the fraction ``part`` of its length (0 to 1)."""
     place, bit = divmod(int((8 * len(content) - 1) * part), 8)
     return content[:place] + bytes([content[place] ^ 1 << bit]) + content[place + 1 :]
 
 
 def _contents(root: Path) -> dict[str, bytes]:
-    """All files there by their paths, of what is safecache's own the records alone."""
+    """Return all files below ``root`` by relative path; of safecache's own files, the records only."""
     found = {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
     return {name: content for name, content in found.items() if ours.FOLDER not in name or "/records/" in name}
 

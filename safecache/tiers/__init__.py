@@ -1,4 +1,4 @@
-"""Which directories a lookup goes through: a local level, the shared one, layers below, or a private one as a fallback.
+"""Directories that a lookup searches in order: local tier, shared cache, lower tiers, private fallback.
 
 May import the rooms up to loads.
 """

@@ -1,4 +1,4 @@
-"""What is wrong with a directory for files, and whether that caused an error.
+"""Faults of a directory for files, and whether one caused an error.
 
 Also reports its permissions if others can write to it, and replaces a TMPDIR without room for compilers.
 """
@@ -49,32 +49,32 @@ _LOADERS = ("cannot open shared object file", "failed to map segment from shared
 
 
 class Fault(NamedTuple):
-    """What is wrong; ``text`` is a clause for people."""
+    """Fault of a directory. ``text``: a clause for messages."""
 
     reason: Reason
     text: str
 
 
 class Unsettled(OSError):
-    """A file is not used, and stays where it is: its directory cannot be used as it is."""
+    """Error: a file is not used, and stays where it is, since its directory cannot be used as it is."""
 
     @property
     def evidence(self) -> str:
-        """A clause about that file, for a person."""
+        """Clause about that file, for messages."""
         return f"{self.strerror}"
 
 
 class Unreadable(Unsettled):
-    """The record that attests a file exists and cannot be read."""
+    """Error: the record that attests a file exists and cannot be read."""
 
     @property
     def evidence(self) -> str:
-        """A clause about that file, for a person."""
+        """Clause about that file, for messages."""
         return f"its record cannot be read: {self.strerror}"
 
 
 class Immovable(Unsettled):
-    """A file is refused and cannot be quarantined; ``strerror`` says why it is refused, and what prevents that."""
+    """Error: a refused file cannot be quarantined. ``strerror`` says why it is refused, and what prevents that."""
 
     def __init__(self, number: int, text: str, path: str | None, refusal: Refusal | None = None) -> None:
         super().__init__(number, text, path)
@@ -86,7 +86,7 @@ def _make(directory: str) -> None:
 
 
 def objection(directory: str, make: Callable[[str], None] = _make) -> str | None:
-    """Why this process cannot keep files in ``directory``, judged without writing; None if it seems to be able to.
+    """Return why this process cannot keep files in ``directory``, by its permissions; None if it seems to be able to.
 
     ``make`` creates a missing directory. Takes one system call if there is no objection.
     """
@@ -102,14 +102,14 @@ def objection(directory: str, make: Callable[[str], None] = _make) -> str | None
 
 
 def forbids_writing(directory: str) -> bool:
-    """Whether ``directory`` exists, and this process may make nothing in it."""
+    """Tell whether ``directory`` exists and this process may make nothing in it."""
     return os.path.isdir(directory) and not os.access(directory, os.W_OK | os.X_OK, effective_ids=True)
 
 
 def objection_to_code(directory: str, variable: str) -> str | None:
-    """Why no code can be loaded from ``directory``, in a clause that says which ``variable`` moves it.
+    """Return why no code can be loaded from ``directory``, in a clause that says which ``variable`` moves it.
 
-    None if it can, or if ``SAFECACHE_EXEC_DIR`` makes that irrelevant.
+    None if code can be, or if ``SAFECACHE_EXEC_DIR`` makes that irrelevant.
     """
     if config.current().exec_dir is not None or not mounts.forbids_execution(directory):
         return None
@@ -123,7 +123,10 @@ def _is_read_only(directory: str) -> bool:
 
 
 def probe(directory: str) -> str | None:
-    """As objection(), but by trying: makes a directory and a file of 64 KiB in there, and removes them."""
+    """Return why ``directory`` cannot be used, after making a directory and a 64 KiB file there; None if it can.
+
+    Also None if this process has too many open files to tell. All that is made there is removed.
+    """
     against = objection(directory)
     if against is not None:
         return against
@@ -136,9 +139,10 @@ def probe(directory: str) -> str | None:
 
 
 def find(error: BaseException, *directories: str) -> Fault | None:
-    """What ``error`` says is wrong with one of these directories or the files in it; None if it is about others.
+    """Return what ``error`` or its cause says is wrong with ``directories`` or files there; None if it is about others.
 
-    A compiler's or a loader's message counts as well as an OSError.
+    A compiler's or a loader's message counts as well as an OSError. A lock that was not granted in time counts
+    anywhere.
     """
     for link in _chain(error):
         lock = getattr(link, "lock_file", None)
@@ -154,7 +158,7 @@ def find(error: BaseException, *directories: str) -> Fault | None:
 
 
 def is_of_file_system(error: OSError) -> bool:
-    """Whether any other write there will fail too."""
+    """Tell whether ``error`` is one of the file system, such as ENOSPC: any other write there will fail too."""
     return error.errno in _OF_FILE_SYSTEMS
 
 
@@ -178,7 +182,7 @@ def _is_within(name: str, directory: str) -> bool:
 
 
 def _said_in_words(text: str, directories: tuple[str, ...]) -> str | None:
-    """The message of a compiler that could not write or read there. Not for a header that it does not find."""
+    """Return the message of a compiler that could not write or read there; None for a header it does not find."""
     for number in _OF_FILE_SYSTEMS:
         if os.strerror(number) in text:
             return f"{directories[0]}: {os.strerror(number)}"
@@ -195,7 +199,7 @@ _place: Part[str | None] = Part(lambda: None)
 
 
 def instead() -> str | None:
-    """A private directory to replace the temporary one, if that cannot be used, which is reported; None if it can.
+    """Return a private directory to replace the temporary one if that is unusable, which is reported; else None.
 
     Also None if there is no usable private one. Raises CacheWriteError in strict mode.
     """
@@ -229,7 +233,7 @@ _parent_tells = False
 def check(root: str) -> None:
     """Report once if anyone but this user and root can write to the cache directory ``root``, or replace it.
 
-    Raises EntryRefusedError for it in strict mode, each time. A directory that does not exist yet is checked later.
+    Strict mode raises EntryRefusedError for that, each time. A directory that does not exist yet is checked later.
     """
     if root in _settled.now or config.current().shared or not os.path.lexists(root):
         return

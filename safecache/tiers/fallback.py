@@ -1,6 +1,6 @@
 """The compile goes on if its cache directory cannot be used: in a fallback directory, until the first one works.
 
-What a cache lacks is looked for below it: in the shared level below a local one, or the cache directory that a fallback
+What a cache lacks is looked for below it: in the shared tier below a local one, or the cache directory that a fallback
 directory replaces; then in the directories of SAFECACHE_TIERS, which are never written.
 """
 
@@ -34,7 +34,7 @@ __all__ = [
 ]
 
 
-_LATER = "Look after it; it is tried again after a minute."
+_LATER = "Retrying in 60 s. Help: safecache doctor"
 
 
 class _State:
@@ -50,12 +50,12 @@ _state: Part[_State] = Part(_State, inherit)
 
 
 def original(directory: str) -> str | None:
-    """The cache directory that ``directory`` is the fallback directory of; None if it is not one of ours."""
+    """Return the cache directory that ``directory`` is the fallback directory of; None if it is none."""
     return _state.now.originals.get(directory)
 
 
 def counterpart(path: str) -> str | None:
-    """The path that ``path`` stands for, if it is, or lies in, a fallback directory, as Triton's cache often does."""
+    """Return the path for which ``path`` in a fallback directory, such as Triton's cache, stands; else None."""
     for place, directory in list(_state.now.originals.items()):
         if f"{path}/".startswith(f"{place}/"):
             return directory + path[len(place) :]
@@ -122,9 +122,10 @@ _parent_tells = False
 
 
 def ensure_cache_directory(default: Callable[[], str], *, strictly: bool = True) -> None:
-    """Ensure that the cache directory, ``default`` if none is set, can be used, or use a fallback directory for now.
+    """Check that the cache directory can be used; if not, have torch use a fallback directory for now.
 
-    Checks at most once a minute. Raises CacheWriteError in strict mode, each time, if ``strictly`` and it is unusable.
+    ``default``: returns the directory if none is set. Checks at most once a minute. Raises CacheWriteError in strict
+    mode, each time, if ``strictly`` and it is unusable.
     """
     directory = config.cache_directory() or default()
     if _state.now.good.seconds_left(directory):
@@ -139,11 +140,11 @@ def ensure_cache_directory(default: Callable[[], str], *, strictly: bool = True)
             config.redirect_cache(shared, None)
         _look(shared, strictly=strictly)
         if config.current().strict and levels.place_of(shared) is not None:
-            _state.now.good.leave_alone(shared, 0.0)  # the missing local level is raised each time
+            _state.now.good.leave_alone(shared, 0.0)  # the missing local tier is raised each time
 
 
 def _use_local_level(shared: str, *, strictly: bool) -> bool:
-    """Whether torch uses a local level of ``shared`` from now on: if one is wanted and usable."""
+    """Have torch use a local tier of ``shared`` if one is wanted and usable. Return whether it does."""
     place = levels.place_of(shared)
     if place is None:
         return False
@@ -168,8 +169,8 @@ def _leave_local_level(
     _remember(place, fault)
     config.redirect_cache(shared, None)
     if strictly or not config.current().strict:  # otherwise torch may be in the middle of its import
-        action = f"Using {shared} without a local level."
-        _report(place, fault, f"cannot use the local level {place}", action, error)
+        action = f"Using {shared} without a local tier."
+        _report(place, fault, f"cannot use the local tier {place}", action, error)
     return True
 
 
@@ -208,7 +209,7 @@ def _look_again(directory: str, place: str, *, strictly: bool) -> None:
 
 
 def attempt(work: Callable[[], _T]) -> _T:
-    """What ``work`` returns; it is called again, with another directory, if the cache directory made it fail.
+    """Return what ``work`` returns. Call it once more if the cache directory made it fail and was replaced.
 
     Raises any other error unchanged, and CacheWriteError in strict mode if the cache directory was to blame.
     """
@@ -221,7 +222,7 @@ def attempt(work: Callable[[], _T]) -> _T:
 
 
 def replaced(error: BaseException | None) -> bool:
-    """Whether the cache directory made an operation fail and another is used from now on.
+    """Tell whether the cache directory made an operation fail; have torch use another directory from then on.
 
     ``error``: what the operation raised; None if it failed without. Raises CacheWriteError in strict mode.
     """
@@ -243,7 +244,7 @@ def replaced(error: BaseException | None) -> bool:
 
 
 def moved(path: str, root: str) -> str:
-    """The path in the current cache directory that corresponds to ``path`` in the cache ``root``."""
+    """Return the path in the current cache directory that corresponds to ``path`` in the cache ``root``."""
     return os.path.normpath(os.path.join(config.cache_directory() or root, os.path.relpath(path, root)))
 
 
@@ -291,9 +292,9 @@ def leave_to_parent() -> None:
 
 
 def iter_lower_paths(path: str, root: str) -> Iterator[tuple[str, str]]:
-    """The paths, in the tiers below the cache ``root``, that correspond to ``path``, nearest first, each with its tier.
+    """Yield (path, tier) for ``path`` of the cache ``root`` in each tier below that cache, nearest first.
 
-    Such a file need not exist, and is not verified. Raises CacheWriteError in strict mode if the shared level cannot be
+    Such a file need not exist, and is not verified. Strict mode raises CacheWriteError if the shared tier cannot be
     used, EntryRefusedError if others can write to it.
     """
     level, original, named = levels.find(root), counterpart(root), config.current().layers
@@ -305,7 +306,7 @@ def iter_lower_paths(path: str, root: str) -> Iterator[tuple[str, str]]:
 
 
 def _is_there(shared: str) -> bool:
-    """Whether the shared level can be read: asked each time, as it can come and go, or be made only later."""
+    """Tell whether the shared tier can be read: asked each time, as it can come and go, or be made only later."""
     if levels.is_left_alone(shared, reading=True):
         return False
     if not os.access(os.path.join(shared, os.curdir), os.R_OK | os.X_OK, effective_ids=True):
@@ -321,8 +322,8 @@ def _is_there(shared: str) -> bool:
 
 
 def fail_shared(shared: str, error: OSError, *, reading: bool) -> None:
-    """Report once that the shared level has failed, and leave it alone for 60 s. Strict mode raises CacheWriteError."""
+    """Report once that the shared tier has failed, and suspend it for 60 s. Strict mode raises CacheWriteError."""
     levels.leave_alone(shared, reading=reading)
-    done = "looked into" if reading else "written"
-    text = f"the shared cache {shared} cannot be {done} for now: {error.strerror or error}. The local one serves on."
-    events.report(Reason.UNUSABLE_DIRECTORY, text, cause=shared, remedy=_LATER, error=error)
+    text, why = f"cannot {'read' if reading else 'write'} shared cache {shared}", error.strerror or f"{error}"
+    remedy = f"Using the local tier. {_LATER}"
+    events.report(Reason.UNUSABLE_DIRECTORY, text, why=why, cause=shared, remedy=remedy, error=error)

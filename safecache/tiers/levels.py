@@ -2,7 +2,7 @@
 
 The first is named before ``cache`` in SAFECACHE_TIERS.
 
-The shared level is the nearest tier below the local one and, unlike the layers, is written too.
+The shared tier is the nearest tier below the local one and, unlike the layers, is written too.
 """
 
 from __future__ import annotations
@@ -42,18 +42,18 @@ __all__ = [
 
 _LONGEST_NAME = 80
 _DIGITS = 16
-# Seconds for which a shared level is not read, or not written, after a failure.
+# Seconds for which a shared tier is not read, or not written, after a failure.
 _PATIENCE = 60.0
 
 
 class Level(NamedTuple):
-    """A local level on this node: its directory ``place``, and the ``shared`` cache behind it."""
+    """A local tier on this node: its directory ``place``, and the ``shared`` cache behind it."""
 
     place: str
     shared: str
 
     def counterpart(self, path: str) -> str:
-        """The path in the shared level that corresponds to ``path`` in this one."""
+        """Return the path in the shared tier that corresponds to ``path`` in the local tier."""
         return self.shared + path[len(self.place) :]
 
 
@@ -66,7 +66,7 @@ _state: Part[_State] = Part(_State, inherit)
 
 
 def place_of(shared: str) -> str | None:
-    """The local level's directory for the cache ``shared``; None if none is wanted, or ``shared`` is one itself."""
+    """Return the local tier's directory for the cache ``shared``; None if none is wanted, or for a local tier."""
     local = config.current().local
     if local is None or is_local(shared):
         return None
@@ -83,12 +83,12 @@ def _name(shared: str) -> str:
 
 
 def is_local(directory: str) -> bool:
-    """Whether ``directory`` has the name of a local level."""
+    """Tell whether ``directory`` has the name of a local tier."""
     return os.path.basename(os.path.dirname(directory)) == _folder()
 
 
 def shared_of(directory: str) -> str:
-    """The cache whose local level ``directory`` is, begun by this process or its parent; otherwise ``directory``."""
+    """Return the cache whose local tier is ``directory``, for this process or its parent; else ``directory``."""
     found = config.redirected()
     levels = _state.now.levels
     if directory in levels:
@@ -97,37 +97,37 @@ def shared_of(directory: str) -> str:
 
 
 def is_place(directory: str, shared: str) -> bool:
-    """Whether ``directory`` has the name of a local level of ``shared``, under these settings or others."""
+    """Tell whether ``directory`` has the name of a local tier of ``shared``, under these settings or others."""
     return directory.endswith(os.path.join(os.sep, _folder(), _name(shared)))
 
 
 def objection(place: str) -> str | None:
-    """Why this process cannot keep a local level at ``place``, None if it can; creates it, for this user alone."""
+    """Return why this process cannot keep a local tier at ``place``; None if it can. Creates it for this user alone."""
     against = directory_faults.objection(place, _make)
     return ownership.why_not_private(place) if against is None else against
 
 
 def _make(place: str) -> None:
     own = os.path.dirname(place)
-    # Other users may have their local levels beside ours.
+    # Other users may have their local tiers beside ours.
     for directory, mode in ((os.path.dirname(own), 0o755), (own, 0o700), (place, 0o700)):
         os.makedirs(directory, mode, exist_ok=True)
 
 
 def know(place: str, shared: str) -> None:
-    """Register ``place`` as the local level of ``shared`` without redirecting torch, which is all a command needs."""
+    """Register ``place`` as the local tier of ``shared`` without redirecting torch, which is all a command needs."""
     _state.now.levels[place] = Level(place, shared)
 
 
 def begin(place: str, shared: str) -> None:
-    """Have torch use ``place`` as the local level of ``shared``."""
+    """Have torch use ``place`` as the local tier of ``shared``."""
     know(place, shared)
     if config.cache_directory() != place:
         config.redirect_cache(place, shared)
 
 
 def find(path: str) -> Level | None:
-    """The local level that ``path`` is or lies in; None if there is none."""
+    """Return the local tier that ``path`` is, or is in; None if there is none."""
     inherited, levels = config.redirected(), _state.now.levels
     if inherited is not None and inherited[0] not in levels and place_of(inherited[1]) == inherited[0]:
         levels[inherited[0]] = Level(*inherited)  # a compile worker may only use Triton's part of it
@@ -135,13 +135,13 @@ def find(path: str) -> Level | None:
 
 
 def counterpart(path: str) -> str | None:
-    """The path in the shared level that corresponds to ``path`` in a local one; None if it is in no local level."""
+    """Return the path in the shared tier for ``path`` in a local one; None if ``path`` is in no local tier."""
     level = find(path)
     return None if level is None else level.counterpart(path)
 
 
 def is_shared(directory: str) -> bool:
-    """Whether ``directory`` is, or lies in, a cache that has, or was meant to have, a local level."""
+    """Tell whether ``directory`` is, or is in, a cache that has, or was meant to have, a local tier."""
     used = config.cache_directory()
     caches = [level.shared for level in list(_state.now.levels.values())]
     if used is not None and place_of(used) is not None:
@@ -150,21 +150,21 @@ def is_shared(directory: str) -> bool:
 
 
 def leave_alone(shared: str, *, reading: bool) -> None:
-    """For 60 s do not write to a cache that has failed, such as a shared level, nor, if ``reading``, read it."""
+    """Suspend a failed cache, such as a shared tier, for 60 s: no writes and, if ``reading``, no reads."""
     waits.breaker.now.leave_alone((shared, False), _PATIENCE)
     if reading:
         waits.breaker.now.leave_alone((shared, True), _PATIENCE)
 
 
 def is_left_alone(shared: str, *, reading: bool) -> bool:
-    """Whether a cache is not to be read, or unless ``reading`` not to be written, for now: see leave_alone()."""
+    """Tell whether leave_alone() has suspended reads of a cache, or unless ``reading`` writes to it."""
     return waits.breaker.now.seconds_left((shared, reading)) > 0
 
 
 def existing_caches(environ: Mapping[str, str]) -> list[str]:
-    """The existing cache directories of Inductor, of its precompiled headers, and of Triton; none inside another.
+    """Return the existing cache directories of Inductor, its precompiled headers and Triton; none inside another.
 
-    For Inductor the local level, if one is wanted, since the shared one is not this node's alone.
+    For Inductor it is the local tier, if one is wanted, since the shared one is not this node's alone.
     """
     candidates = []
     for find in (of_this_node, layout.precompiled_header_dir, layout.triton_cache_dir):
@@ -179,13 +179,13 @@ def existing_caches(environ: Mapping[str, str]) -> list[str]:
 
 
 def of_this_node(environ: Mapping[str, str]) -> str:
-    """Inductor's cache, or the local level of it that is wanted. Raises as layout.inductor_cache_dir()."""
+    """Return Inductor's cache, or its local tier if one is wanted. Raises as layout.inductor_cache_dir() does."""
     inductors = layout.inductor_cache_dir(environ)
     return place_of(inductors) or inductors
 
 
 def shared_cache(environ: Mapping[str, str]) -> str | None:
-    """The cache that this node has a local level of, which gets registered, see know(); None if it has none."""
+    """Return the cache behind this node's local tier, and register that by know(); None if none is wanted."""
     inductors = shared_of(layout.inductor_cache_dir(environ))
     place = place_of(inductors)
     if place is None:

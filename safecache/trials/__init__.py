@@ -1,4 +1,4 @@
-"""The first run of what was loaded from a cache: what a process has died in, the next one sets aside.
+"""Guarded first runs: quarantine a cached graph that crashed the process that first ran it.
 
 A feature: it may import the core, and no other feature. A trial is the load and the first run of one graph. It is armed
 in the marker of its process while it goes on. From the second run on nothing of it is left.
@@ -55,7 +55,7 @@ _WATCH, _UNWATCHED = "the watch over a first run", "A crash of it may pass unnot
 
 
 class _Cache:
-    """One cache in this process: where its markers lie, and what is against its entries."""
+    """State of one cache in this process: where its markers are stored, and the strikes against its entries."""
 
     def __init__(self, root: str) -> None:
         self.root = fallback.original(root) or root
@@ -75,7 +75,7 @@ _state: Part[_State] = Part(_State, inherit)
 
 
 class Trial:
-    """Of files in the cache ``root``, by their names there. ``forgives``: an exception does not count against them."""
+    """Guarded first run of files in the cache ``root``, by ``names``. ``forgives``: an exception is no strike."""
 
     def __init__(self, root: str, names: list[str], *, forgives: bool = False) -> None:
         self.cache = open_cache(root)
@@ -86,7 +86,7 @@ class Trial:
 
     @contextmanager
     def on(self) -> Iterator[None]:
-        """This block is a part of it, in this thread. An exception that leaves it counts against the files."""
+        """Guard this block, as part of the first run, in this thread. An exception that leaves it is a strike."""
         try:
             with compiles.scope(trial=self):
                 self._arm()
@@ -115,7 +115,7 @@ class Trial:
 
     @report.contain_errors(_WATCH, _UNWATCHED)
     def reads(self, path: str) -> None:
-        """It comes to this file too."""
+        """Add ``path`` to the files under guard, because the first run loads it, if it is in the same cache."""
         prefix = os.path.join(self.cache.root, "")
         name = path[len(prefix) :]
         if path.startswith(prefix) and name not in self.names:
@@ -126,7 +126,7 @@ class Trial:
 
     @report.contain_errors(_WATCH, _UNWATCHED)
     def passed(self) -> None:
-        """It has run, and well."""
+        """Mark the first run as successful, and clear earlier strikes against its keys."""
         self.is_over = True
         if self.cache.strikes.keys:
             strikes.clear(self.cache.root, self.names)
@@ -142,7 +142,7 @@ class Trial:
 
 
 def is_unrelated(error: Exception, root: str) -> bool:
-    """Whether an exception from a load or a first run is plainly no fault of what the cache ``root`` has supplied."""
+    """Tell whether an exception from a load or a first run is plainly no fault of files in the cache ``root``."""
     if isinstance(error, SafecacheError) or not config.current().trials:
         return True
     return markers.of_exception(error, root) is Blame.NONE
@@ -163,7 +163,7 @@ def open_cache(root: str) -> _Cache:
 
 
 def _look(cache: _Cache) -> None:
-    """What is on record, even if what has died since cannot be judged; raises, in strict mode, an error for that."""
+    """Judge the processes that died in the cache, and read its strikes. Strict mode raises an error for a crash."""
     try:
         # No such directory, or none that can be read: nothing is known.
         with report.contain_errors(_FEATURE, _EFFECT), suppress(OSError):
@@ -183,7 +183,7 @@ def _look(cache: _Cache) -> None:
 
 
 def _against(cache: _Cache, names: list[str], blame: Blame, reason: Reason, began: float, what: str) -> None:
-    """Strikes, and a line if anything is set aside for them."""
+    """Add strikes, and report it if anything is quarantined for them."""
     # Where none can be written, neither can a marker.
     with suppress(OSError):
         moved = strikes.add(cache.root, names, blame, reason, began)
@@ -199,7 +199,10 @@ def _against(cache: _Cache, names: list[str], blame: Blame, reason: Reason, bega
 
 
 def refusal(ref: Ref, name: str, *, is_lower: bool = False) -> Refusal | None:
-    """As LoadGuard.refusal(): against a file that lies in a tier below the cache, only its own crashes speak."""
+    """Return why crashes forbid to load a file, or anything of its key; None if they do not.
+
+    See LoadGuard.refusal(). Against a file in a tier below the cache only crashes of that file count.
+    """
     if ARTIFACT.fullmatch(name):
         [(kind, key, name)] = strikes.keys_of([name])
         ref = Ref(kind, key, ref.root)
@@ -214,9 +217,10 @@ def refusal(ref: Ref, name: str, *, is_lower: bool = False) -> Refusal | None:
 
 
 def load(use: Use, work: Callable[[], Any]) -> Any:
-    """As LoadGuard.load(): of a library, its load is its trial; a graph, a model and a kernel go on to their first run.
+    """Return what ``work`` returns, which loads ``use``, and guard the load: see LoadGuard.load().
 
-    What is part of another trial of this thread is a file of that one, except a graph.
+    A library has passed once it is loaded. A graph, a model and a kernel are guarded until their first run ends. Inside
+    another guarded run of this thread anything but a graph counts as a file of that run.
     """
     if use.kind is Kind.KERNEL:
         _, announced = _state.now.loaded.pop(id(use.loaded), (None, None))
@@ -243,18 +247,18 @@ def _keep(loaded: Any, trial: Trial) -> None:
 
 
 class _Loader(wrapt.ObjectProxy[Any]):
-    """What runs a model from a package, until it has run it once; after that its loader is what it was."""
+    """Proxy of a model's loader, which guards its first run, and then puts the loader back."""
 
     def __init__(self, loader: Any, model: Any, trial: Trial) -> None:
         super().__init__(loader)
         self._self_model, self._self_trial = weakref.ref(model), trial
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
-        """As its own."""
+        """Run the model, the first time under guard."""
         return self._self_first(self.__wrapped__.run, args, kwargs)
 
     def boxed_run(self, *args: Any, **kwargs: Any) -> Any:
-        """As its own."""
+        """Run the model, the first time under guard."""
         return self._self_first(self.__wrapped__.boxed_run, args, kwargs)
 
     def _self_first(self, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -275,7 +279,7 @@ def _first(trial: Trial, call: Callable[..., Any], *args: Any, **kwargs: Any) ->
 
 
 def add_file(admitted: Admitted) -> None:
-    """Observer: this thread's trial comes to this file too."""
+    """Observer: add the admitted file to this thread's guarded run."""
     if compiles.current.trial is not None:
         compiles.current.trial.reads(admitted.path)
 
@@ -312,7 +316,7 @@ def _watch(holder: Any, attribute: str, trial: Trial) -> None:
 
 
 def announce(use: Use) -> None:
-    """As LoadGuard.announce()."""
+    """Prepare to guard a kernel that is loaded later: see LoadGuard.announce()."""
     if config.current().trials:
         _keep(use.loaded, Trial(use.root, use.names, forgives=use.forgives))
 

@@ -67,7 +67,7 @@ _PAUSES = 0.005, 0.005
 
 
 class Death(NamedTuple):
-    """Of a process, as its marker tells. ``began``: see own(). ``running``: each trial's files.
+    """Death of a process, as its marker states. ``began``: see own(). ``running``: the files of each guarded run.
 
     ``said``: what faulthandler has written; ``around``: see host_oom_state().
     """
@@ -80,14 +80,14 @@ class Death(NamedTuple):
 
 
 class Marker:
-    """This process's, which it holds the lock of."""
+    """Marker of this process, which holds its lock."""
 
     def __init__(self, root: str, name: str, descriptor: int) -> None:
         self.root, self.name, self.descriptor = root, name, descriptor
         self._free = list(range(_SLOTS))
 
     def arm(self, names: list[str]) -> int | None:
-        """Write that these files are being run; what to disarm() then. None if too much is run at once."""
+        """Write that these files are being run. Return the slot to disarm() then; None if too much is run at once."""
         with _own.lock:
             slot = self._free.pop(0) if self._free else None
         if slot is not None:
@@ -95,7 +95,7 @@ class Marker:
         return slot
 
     def rearm(self, slot: int, names: list[str]) -> None:
-        """As arm(), of what more belongs to that trial. What has no room is left out: the entries come first."""
+        """Write which files the run in this ``slot`` has now. What has no room is left out: the entries come first."""
         for number in (_MOST_NAMES, _MOST_NAMES // 4, 4):
             sealed = side_records.seal_record(_subject(self.name), {"names": names[:number]})
             if sealed is not None and len(sealed) <= _SLOT - _LENGTH:
@@ -103,7 +103,7 @@ class Marker:
                 break
 
     def disarm(self, slot: int) -> None:
-        """It has ended, well or by an exception."""
+        """Clear this ``slot``, as its run has ended, well or by an exception."""
         self._write(b"\n".rjust(_LENGTH), slot)
         with _own.lock:
             self._free.append(slot)
@@ -113,20 +113,20 @@ class Marker:
             os.pwrite(self.descriptor, content, _HEADER + slot * _SLOT)
 
     def remove(self) -> None:
-        """Unlink and unlock it, at the end of this process."""
+        """Unlink and unlock the marker, at the end of this process."""
         with suppress(OSError), opened(self.root) as folder:
             folder.unlink(self.name)
         self.close()
 
     def close(self) -> None:
-        """As a child that has it from its parent, whose lock stays."""
+        """Close the descriptor. In a child, which has it from its parent, the parent's lock stays."""
         descriptor, self.descriptor = self.descriptor, -1
         with suppress(OSError):
             filesystem.close(descriptor)
 
 
 class _Own(dict[str, "Marker | None"]):
-    """The markers of this process."""
+    """Markers of this process, by place."""
 
     def end(self) -> None:
         for marker in filter(None, list(self.values())):
@@ -145,7 +145,7 @@ _own: Part[_Own] = Part(_Own, _Own.in_child)
 
 
 def home(root: str) -> str:
-    """Where the markers of the cache ``root`` lie: there, or for one that cannot be written among the user's own."""
+    """Return where the markers of the cache ``root`` are: in it or, if it cannot be written, among the user's files."""
     mine = config.current().config_home
     if mine is None or not os.path.isdir(root) or os.access(root, os.W_OK, effective_ids=True):
         return root
@@ -153,15 +153,15 @@ def home(root: str) -> str:
 
 
 def opened(place: str, *, make: bool = False) -> AbstractContextManager[Folder]:
-    """The folder of markers there, see home(). Raises OSError."""
+    """Open the folder of markers in ``place``: see home(). Raises OSError."""
     return folders.open_subdirectory(place, [ours.FOLDER, ours.TRIALS], make=make)
 
 
 def own(place: str, began: float) -> Marker | None:
-    """This process's marker there, made when it is first asked for; None, for good, where none can be made.
+    """Return this process's marker in ``place``, made on first use; None, for good, where none can be made.
 
-    ``began``: when it looked at the strikes of that cache, in seconds since the epoch. Artifacts that are unpacked are
-    caches of their own: the first few of a process have a marker, which stays open.
+    ``began``: when it looked at the strikes of that cache, in seconds since the epoch. Unpacked artifacts are caches of
+    their own: the first few caches of a process have a marker, which stays open.
     """
     own = _own.now
     if place not in own and len(own) < _MOST_OWN:
@@ -200,10 +200,9 @@ def _made(place: str, began: float) -> Marker | None:
 
 
 def deaths(place: str) -> Iterator[Death]:
-    """Of the processes whose markers lie there, each once for all who ask, and its marker is gone after that.
+    """Yield the deaths of processes whose markers are in ``place``, each to one caller only; remove the markers.
 
-    Whoever is told of one holds it for that time, and others wait for it, waits.UNPROVEN seconds in all. Raises
-    OSError.
+    A caller holds the marker while it looks. Others wait for that, waits.UNPROVEN seconds in all. Raises OSError.
     """
     with opened(place) as folder:
         names = [name for name in folder.names() if _NAME.fullmatch(name)]
@@ -222,7 +221,7 @@ def deaths(place: str) -> Iterator[Death]:
 
 @contextmanager
 def _held(folder: Folder, name: str, deadline: float) -> Iterator[int]:
-    """The descriptor of a dead process's marker, locked for this block, after a wait for another's look at it.
+    """Yield the descriptor of a dead process's marker, locked for this block, after a wait for another's look.
 
     ``deadline``: of the wait, by time.monotonic(). Raises OSError if it is not to be judged.
     """
@@ -249,7 +248,7 @@ def _held(folder: Folder, name: str, deadline: float) -> Iterator[int]:
 
 
 def _parsed(name: str, unverified: bytes) -> Death | None:
-    """None for what this user's own key has not sealed, such as of a process that was killed while it wrote."""
+    """Return the death in a marker; None if this user's own key has not sealed it, as after a kill while it wrote."""
     header = _read(name, unverified[:_HEADER])
     if header is None:
         return None
@@ -275,7 +274,7 @@ def _subject(name: str) -> str:
 
 
 class Blame(Enum):
-    """Whether what was run is to blame, in strikes."""
+    """Verdict on what was run, by how many strikes it deserves."""
 
     NONE = 0
     UNSURE = 1
@@ -320,7 +319,7 @@ _state: Part[_State] = Part(_State, _State.in_child)
 
 
 def begin(descriptor: int) -> None:
-    """Have a crash leave its text in this file until end(), unless that of this program goes elsewhere."""
+    """Have a crash leave its text in this file until end(), unless the program handles crashes itself."""
     with _state.lock:
         state = _state.now
         state.trials += 1
@@ -332,7 +331,7 @@ def begin(descriptor: int) -> None:
 
 
 def end() -> None:
-    """See begin()."""
+    """End what begin() began: leave faulthandler as it was, once no guarded run is left."""
     with _state.lock:
         state = _state.now
         state.trials = max(state.trials - 1, 0)  # that of a child was the parent's
@@ -341,14 +340,14 @@ def end() -> None:
 
 
 def _handler_now() -> int:
-    """The address of what handles SIGSEGV, the first field of struct sigaction; 0 for nothing."""
+    """Return the address of SIGSEGV's handler, the first field of struct sigaction; 0 for none."""
     found = ctypes.create_string_buffer(_LARGEST_SIGACTION)
     _libc(None).sigaction(signal.SIGSEGV, None, found)
     return int.from_bytes(found.raw[: ctypes.sizeof(ctypes.c_void_p)], sys.byteorder)
 
 
 def host_oom_state() -> dict[str, Any]:
-    """The host, and how many processes have been killed there for want of memory since it was started."""
+    """Return the host's name, and how many processes its OOM killer has killed since boot (-1 if unknown)."""
     found = {"host": os.uname().nodename, "killed": -1}
     with suppress(OSError, ValueError), open("/proc/vmstat", "rb") as file:
         found["killed"] = int(file.read().partition(b"\noom_kill ")[2].partition(b"\n")[0])
@@ -356,7 +355,7 @@ def host_oom_state() -> dict[str, Any]:
 
 
 def of_death(said: str, then: dict[str, Any]) -> Blame:
-    """``said``: what the crash has left in the marker; ``then``: host_oom_state() as it was when the process began."""
+    """Judge a death by what the crash has ``said`` in the marker, and by host_oom_state() at the process's start."""
     if signal_in(said):
         if _FRAME in said:
             return Blame.SURE
@@ -367,13 +366,13 @@ def of_death(said: str, then: dict[str, Any]) -> Blame:
 
 
 def signal_in(said: str) -> str:
-    """Such as "Segmentation fault"; "" for a death that has left nothing."""
+    """Return the error that faulthandler names, such as "Segmentation fault", or "" if it has left nothing."""
     found = _FATAL.search(said)
     return found[1] if found is not None and found[1].isprintable() else ""
 
 
 def of_exception(error: Exception, root: str) -> Blame:
-    """Of what has left a first run, or a load; ``root``: where generated code lies."""
+    """Judge an exception that has left a first run, or a load. ``root``: where generated code is stored."""
     names = {each.__name__ for each in type(error).__mro__}
     if isinstance(error, MemoryError) or names.intersection(_OF_OTHERS):
         return Blame.NONE

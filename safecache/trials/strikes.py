@@ -1,10 +1,10 @@
 """Strikes against what processes have died of: a record under the seal of this user's own key, for each cache.
 
-Two strikes set the files of a trial aside. A crash that has left its text is two at once, any other death one. A first
-run that ends well takes back those of its keys: but where what was compiled anew crashes again when it is loaded, its
-key is not looked up for a month, or every second start would crash.
+Two strikes quarantine the files of a guarded run. A crash that has left its text is two at once, any other death one. A
+first run that ends well clears the strikes against its keys. But where a recompiled graph crashes again when it is
+loaded, its key is not looked up for a month, or every second start would crash.
 
-The records lie among the user's own files (ours.user_metadata_path()): what lies in a cache says nothing against it.
+The records are among the user's own files (ours.user_metadata_path()): no file in a cache speaks against it.
 """
 
 from __future__ import annotations
@@ -53,17 +53,17 @@ _KERNEL = re.compile(rf"({layout.TRITON_FOLDER}/\d+/)?{layout.TRITON_KEY.pattern
 
 
 class Strikes(NamedTuple):
-    """What is against keys and files, by their digests; when the last strike was, in seconds since the epoch."""
+    """Strikes against keys, and files quarantined for them, by digests. Times are in seconds since the epoch."""
 
     keys: dict[str, tuple[int, float]]
     files: dict[str, float]
 
     def of_key(self, ref: Ref) -> int:
-        """How many strikes."""
+        """Return the number of strikes against a key."""
         return self.keys.get(digest(ref.kind.word, ref.key), (0, 0.0))[0] if self.keys else 0
 
     def has_file(self, ref: Ref, name: str) -> bool:
-        """Whether the entry of this name was set aside: another tier may have it too."""
+        """Tell whether the entry of this name was quarantined: another tier may have it too."""
         return bool(self.files) and digest(ref.kind.word, ref.key, name) in self.files
 
 
@@ -71,7 +71,7 @@ NONE = Strikes({}, {})
 
 
 def keys_of(names: Iterable[str]) -> list[tuple[Kind, str, str]]:
-    """Kind, key and own name of the entries, or artifacts, in a trial; of libraries alone, the name is the key."""
+    """Return (kind, key, own name) of each entry or artifact in a trial; of libraries alone, the name is the key."""
     found = filter(None, (layout.locate(os.path.join("/", name)) for name in names))
     entries = [(each.kind, each.cache_key, os.path.basename(each.path)) for each in found]
     entries += [(Kind.OTHER, each[1], each[2]) for each in map(ARTIFACT.fullmatch, names) if each is not None]
@@ -79,7 +79,7 @@ def keys_of(names: Iterable[str]) -> list[tuple[Kind, str, str]]:
 
 
 def read(root: str) -> Strikes:
-    """Those of the cache ``root`` that count today; none where no record of this user says so. Raises OSError."""
+    """Return the strikes in the cache ``root`` that count today; none without a record of this user. Raises OSError."""
     try:
         with _opened(root) as folder:
             return _read(folder, root)
@@ -88,10 +88,10 @@ def read(root: str) -> Strikes:
 
 
 def add(root: str, names: list[str], blame: Blame, reason: Reason, began: float) -> list[str] | None:
-    """Strikes against the keys of these files; the new paths of what was set aside for that, None if nothing is yet.
+    """Add strikes against the keys of these files. Return the new paths of what is quarantined; None if nothing is yet.
 
-    ``began``: when the process looked at the strikes, in seconds since the epoch. Of those that looked before the last
-    strike one is enough: they died together. Raises OSError.
+    ``began``: when the process looked at the strikes, in seconds since the epoch. Processes that looked before the last
+    strike add no other: they died together. Raises OSError.
     """
     own = keys_of(names)
     with _changing(root) as found:
@@ -108,25 +108,25 @@ def add(root: str, names: list[str], blame: Blame, reason: Reason, began: float)
 
 
 def _raise(found: Strikes, of: str, blame: Blame, began: float, now: float) -> bool:
-    """Whether these strikes are enough to set aside what they are against."""
+    """Update the strikes against a key, and tell whether its files are to be quarantined now."""
     before, last = found.keys.get(of, (0, 0.0))
     if before and last >= began:
         return before % ASIDE == 0
-    # Doubt alone never bars a key, nor does it set aside twice what was compiled anew.
+    # Doubt alone never bars a key, nor does it quarantine a recompiled entry.
     number = min(before + ASIDE, BARRED) if blame is Blame.SURE else max(before, min(before + 1, BARRED - 1))
     found.keys[of] = number, now
     return number // ASIDE > before // ASIDE or (blame is Blame.SURE and number == BARRED)
 
 
 def clear(root: str, names: Iterable[str]) -> None:
-    """Take back those against the keys of these files."""
+    """Remove the strikes against the keys of these files. Errors of the file system are ignored."""
     with suppress(OSError), _changing(root) as found:
         for kind, key, _ in keys_of(names):
             found.keys.pop(digest(kind.word, key), None)
 
 
 def forget(root: str) -> int:
-    """Take back all; of how many keys. Raises OSError."""
+    """Remove all strikes in the cache ``root``. Return the number of keys they were against. Raises OSError."""
     try:
         with _opened(root) as folder:
             forgotten = len(_read(folder, root).keys)
@@ -138,7 +138,7 @@ def forget(root: str) -> int:
 
 @contextmanager
 def _opened(root: str, *, make: bool = False) -> Iterator[Folder]:
-    """Where the record lies. Raises FileNotFoundError for a user without a home, and OSError."""
+    """Open the folder of the record. Raises FileNotFoundError for a user without a home, and OSError."""
     home = config.current().config_home
     if home is None:
         raise FileNotFoundError(errno.ENOENT, "no home directory")
@@ -151,7 +151,7 @@ def _opened(root: str, *, make: bool = False) -> Iterator[Folder]:
 
 @contextmanager
 def _changing(root: str) -> Iterator[Strikes]:
-    """Those of this cache, which are written once they were changed in this block. Raises OSError."""
+    """Yield the strikes of this cache, and write them after this block has changed them. Raises OSError."""
     with _opened(root, make=True) as folder:
         lock = folder.open(_LOCK, os.O_RDWR | os.O_CREAT, 0o600)
         try:
@@ -193,7 +193,7 @@ def _subject(root: str) -> str:
 
 
 def _is_ours(name: str) -> bool:
-    """Whether a cache has such a file: whoever wrote the name, nothing else is moved."""
+    """Tell whether a cache has such a file: whoever wrote the name, nothing else is moved."""
     is_entry = layout.locate(os.path.join("/", name)) is not None
     is_plain = os.path.normpath(name) == name and not name.startswith(("/", "."))
     return is_plain and (is_entry or bool(_CODE.fullmatch(name) or _KERNEL.fullmatch(name)))

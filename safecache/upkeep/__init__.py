@@ -1,4 +1,4 @@
-"""Caches as a person keeps them: listed, brought within limits, audited, adopted, signed and packed.
+"""Maintenance of caches: list, trim, audit, adopt, re-seal and copy.
 
 May import the rooms up to patching.
 """

@@ -1,4 +1,4 @@
-"""Judges what lies in a cache or was set aside, as a load would, without loading; seals it, or puts it back."""
+"""Judge files in a cache or in quarantine as a load would, without loading; seal or restore them."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _NO_HARD_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
 
 class Refused(NamedTuple):
-    """A file that a load would not use."""
+    """File that a load would refuse. ``reason``: the value of a Reason; ``evidence``: its cause, for a person."""
 
     path: str
     reason: str
@@ -57,16 +57,17 @@ class Refused(NamedTuple):
 
 
 class Audit(NamedTuple):
-    """``outcomes``: how many files by the value of their Count or Reason."""
+    """Result of audit(). ``outcomes``: number of files by the value of their Count or Reason."""
 
     outcomes: dict[str, int]
     refused: list[Refused]
 
 
 def audit(locations: Iterable[Location], code: Iterable[CodeFile], tell: Callable[[], object] = lambda: None) -> Audit:
-    """Judge every one of them, several at once. Raises OSError from the arguments alone.
+    """Judge every file as a load would, in several threads, without loading it.
 
-    What is refused is in the order of the arguments. ``tell`` is called after each file.
+    ``tell`` is called after each file. Audit.refused has the order of the arguments, ``locations`` first. Raises
+    OSError only if iterating an argument does.
     """
     keyring.current()  # by one thread: the first use makes a key
     outcomes: Counter[str] = Counter()
@@ -95,7 +96,7 @@ def _judge(file: Location | CodeFile) -> Count | Refused:
 
 
 class Resealing(NamedTuple):
-    """What became of the entries: how many were sealed, how many were already, and which not, with the reason."""
+    """Number of files that were sealed, and that already were; and the ``skipped`` ones as (path, reason)."""
 
     sealed: int
     already_sealed: int
@@ -124,10 +125,10 @@ def replace(location: Location, content: bytes, root: str, key: Key, origin: Map
 
 
 def countersign(locations: Iterable[Location], code: Iterable[CodeFile]) -> Resealing:
-    """Seal everything that verifies now, by any trusted key, with our own. What does not verify is skipped.
+    """Re-seal with this user's key every file that verifies under any trusted key, and skip the others.
 
     The provenance stays that of the build, with the id of the key that attested it. Raises KeyringError without a
-    key to seal with.
+    sealing key.
     """
     key = keyring.sealing_key()
     keys, namespace = keyring.current(), config.current().namespace
@@ -167,15 +168,14 @@ def _countersigned(verdict: seal.Verdict, key: Key) -> dict[str, str] | None:
 
 
 def adopt(root: str) -> Resealing:
-    """Seal every intact entry below the cache directory ``root`` with our key, replacing the file without a seal.
+    """Seal every intact unsealed file in the private cache directory ``root`` with this user's key.
 
-    Or the package of AOTInductor which that names.
+    ``root`` may also be the file of one AOTInductor package. A sealed entry replaces the entry without a seal. Compiled
+    code gets a sealed record. So do ninja builds that ninja takes for up to date, files that SGLang and TileLang have
+    published, and DeepGEMM's kernels in Inductor's cache.
 
-    Compiled code is sealed too, by a record beside the cache; what ninja takes for up to date of its builds; what
-    SGLang and TileLang have published; and, in Inductor's cache, the kernels that DeepGEMM has.
-
-    What somebody else could have written is never sealed: raises EntryRefusedError for a directory that is not
-    private, and skips such files. Raises KeyringError without a key, OSError for a directory that cannot be read.
+    Never seals what another user could have written: raises EntryRefusedError if ``root`` is not private, and skips
+    such files. Raises KeyringError without a key, and OSError if ``root`` cannot be read.
     """
     if os.path.isfile(root):
         return seal_each([(root, partial(packages.adopt, root))])
@@ -260,7 +260,10 @@ def _adoptable(location: layout.Location, keys: keyring.Keyring) -> bytes | None
 
 
 class Quarantined(NamedTuple):
-    """``name``: within the quarantine of ``root``; what its note says, or nothing; ``size`` without that, in bytes."""
+    """Item ``name`` in the quarantine of the cache ``root``. ``size``: in bytes, without the note.
+
+    ``origin``, ``reason`` and ``time`` come from the note, unverified; "" without one.
+    """
 
     name: str
     root: str
@@ -272,12 +275,12 @@ class Quarantined(NamedTuple):
 
     @property
     def path(self) -> str:
-        """Where it lies."""
+        """Path of the item in the quarantine."""
         return ours.metadata_path(self.root, ours.QUARANTINE, self.name)
 
 
 def list_quarantined(directories: Iterable[str]) -> list[Quarantined]:
-    """All that safecache has moved away from these cache directories, in their order. Raises OSError."""
+    """Return all quarantined items of these cache directories, in their order. Raises OSError."""
     found = [group for directory in directories for group in inventory.take(directory).groups]
     return [
         _told(group)
@@ -299,7 +302,7 @@ def _told(group: Group) -> Quarantined:
 
 
 def _find_place(item: Quarantined) -> Location | CodeFile | None:
-    """Where it lay below its cache, and as what it is looked for there; None if nothing with a seal belongs there."""
+    """Return where ``item`` was in its cache, and as which kind; None if no file with a seal belongs there."""
     entry = layout.locate(item.origin)
     if entry is not None:
         parts = entry.path.split(os.sep)[-3 if entry.kind is Kind.AOT_ENTRY else -4 :]
@@ -317,7 +320,7 @@ def _find_place(item: Quarantined) -> Location | CodeFile | None:
 
 
 def find_objection(item: Quarantined) -> str | None:
-    """Why a load would refuse it again, were it put back; None if it would take it. Raises OSError."""
+    """Return the reason for which a load would refuse ``item`` if restored; None if accepted. Raises OSError."""
     with quarantine.opened(item.root) as directory:
         return _objection(directory, item, _find_place(item))
 
@@ -341,10 +344,10 @@ def _objection(directory: Folder, item: Quarantined, place: Location | CodeFile 
 
 
 def restore_quarantined(item: Quarantined) -> str:
-    """Put it back where it lay, and return that path.
+    """Move ``item`` from the quarantine back to its old path, and return that path.
 
-    Raises EntryRefusedError for what a load would refuse again; FileExistsError where something lies there by now, and
-    other OSErrors. In each case it stays where it is.
+    Raises EntryRefusedError if a load would refuse the item again, and OSError, such as FileExistsError if the path is
+    taken. In each case the item stays in the quarantine.
     """
     place = _find_place(item)
     with quarantine.opened(item.root) as directory:
@@ -369,7 +372,7 @@ def _link(source: str, above: Folder, name: str, parent: Folder) -> None:
 
 
 def remove_quarantined(item: Quarantined) -> bool:
-    """Remove it and its note; False if it is there still, as where another user's cannot be. Raises OSError."""
+    """Delete ``item`` and its note; return False if it still exists, such as another user's. Raises OSError."""
     with quarantine.opened(item.root) as directory:
         quarantine.remove(directory, item.name)
         return not os.path.lexists(f"{directory.path}/{item.name}")
@@ -386,14 +389,14 @@ class Struck(NamedTuple):
 
     @property
     def state(self) -> str:
-        """What follows for who looks it up."""
+        """Outcome of the next lookup, in words."""
         if self.strikes >= strikes.BARRED:
-            return "not looked up for 30 days"
-        return "set aside" if self.strikes >= strikes.ASIDE else "set aside at the next death"
+            return "compiled at every start for 30 days"
+        return "quarantined" if self.strikes >= strikes.ASIDE else "quarantined at the next crash"
 
 
 def list_struck(roots: Iterable[str]) -> Iterator[Struck]:
-    """All in these caches, the last first in each. Raises OSError."""
+    """Yield the keys with crash strikes in the caches ``roots``, in each the latest strike first. Raises OSError."""
     for root in roots:
         found = strikes.read(root).keys
         names = {refs.digest(kind.word, key): text for kind, key, text in _names(root)} if found else {}

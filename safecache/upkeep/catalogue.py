@@ -1,4 +1,4 @@
-"""What lies in caches, group by group, as a person asks for it: by name, size and age, with who sealed it."""
+"""Catalogue of caches for a person: groups of files by name, size and age, with who sealed them."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ _BUILT = (".so", ".o", ".gch", ".best_config")
 
 
 class Signature(NamedTuple):
-    """Of a file: ``state`` is SEALED, COMPARED or the value of a Reason; ``signer``: the id of a signing key, or None.
+    """Signature of a file. ``state``: SEALED, COMPARED or the value of a Reason; ``signer``: id of a key, or None.
 
-    ``provenance`` is what a seal says that holds.
+    ``provenance``: what a valid seal states, else empty.
     """
 
     path: str
@@ -60,7 +60,10 @@ class Signature(NamedTuple):
 
 
 def signatures_in(group: Group) -> list[Signature]:
-    """Those of the group's files that carry a seal or should. None for what is gone, or bears none by its nature."""
+    """Return the signatures of the group's files that have a seal or record, or should have one.
+
+    Files that have been removed are left out. The list is empty for a kind that is never sealed.
+    """
     paths = [file.path for file in group.files if not os.path.basename(file.path).startswith(".")]
     if group.kind.proof.evidence is Evidence.SEAL:
         find, namespace = keyring.current().find, config.current().namespace
@@ -106,7 +109,7 @@ def _each(paths: Iterable[str], read: Callable[[str], Verdict | None]) -> Iterat
 
 
 def _of_record(path: str, root: str, kind: Kind) -> Verdict | None:
-    """None for a generated source."""
+    """Verify the record of the file at ``path``; return None for a generated source, which needs none."""
     if kind is Kind.NATIVE_CODE and not path.endswith(_BUILT):
         return None
     place = manifests.record_path(CodeFile(path, root, kind))
@@ -134,7 +137,7 @@ _KEY = re.compile(rb"\x8c\x34([cf][a-z2-7]{51})")
 
 
 def kernels(paths: Iterable[str]) -> tuple[str, ...]:
-    """Those that these files name, in the order of their first mention. None of what cannot be read, or is no file."""
+    """Return the kernels that these files name in their first 4 MiB, by first mention. Skips unreadable files."""
     names: dict[str, None] = {}
     for content in map(_read, paths):
         for found in _FUSED.finditer(content):
@@ -145,7 +148,7 @@ def kernels(paths: Iterable[str]) -> tuple[str, ...]:
 
 
 def keys(paths: Iterable[str]) -> tuple[str, ...]:
-    """The cache keys of graphs and sources that these pickles hold, likewise."""
+    """Return the cache keys that these pickles name in their first 4 MiB, by first mention. Skips unreadable files."""
     return find_keys(map(_read, paths))
 
 
@@ -176,7 +179,7 @@ class KernelMetadata(NamedTuple):
 
 
 def read(paths: Iterable[str]) -> KernelMetadata:
-    """Of the kernel with these files. Never raises for what may lie there."""
+    """Read name, GPU and Triton version of the kernel with these files; empty where unknown or unreadable."""
     named = {os.path.basename(path): path for path in paths}
     for name in sorted(named):
         if name.startswith(LIST):
@@ -219,9 +222,9 @@ _WITH_GRAPHS = (Kind.AOT_ENTRY, Kind.FX_ENTRY, Kind.NATIVE_CODE)
 
 
 class Item(NamedTuple):
-    """A group of ``directory``. ``made`` and ``used``: in seconds since the epoch, as far as the file system tells.
+    """Group of the cache ``directory``. ``made`` and ``used``: seconds since the epoch, as the file system tells.
 
-    What is stamped by a use keeps no time of its making: that is the oldest of its files and its directory.
+    Each use renews the time of a file. So ``made`` is the oldest time among the files and their directory.
     """
 
     directory: str
@@ -240,7 +243,7 @@ class Known(NamedTuple):
 
 
 class Catalogue(NamedTuple):
-    """``other``: how many files belong to no group, and their bytes. ``records``: where those of keys lie, by key."""
+    """Contents of caches. ``other``: number and bytes of files in no group; ``records``: paths of records by key."""
 
     items: list[Item]
     other: tuple[int, int]
@@ -248,7 +251,7 @@ class Catalogue(NamedTuple):
 
     @property
     def known(self) -> Known:
-        """What its items tell of each other. Reads the generated Python among them."""
+        """References between the items, such as from entries to graphs. Reads the generated Python in the caches."""
         of_kind = {kind: [item.group for item in self.items if item.group.kind is kind] for kind in _WITH_GRAPHS}
         sources = [path for group in of_kind[Kind.NATIVE_CODE] for path in group.paths if path.endswith(".py")]
         graphs = {group.name: group for group in of_kind[Kind.FX_ENTRY]}
@@ -256,12 +259,11 @@ class Catalogue(NamedTuple):
 
 
 class Description(NamedTuple):
-    """What an item's files say. ``kernels``: by name; ``states``: how many files there are of each signer's state.
+    """Description of an item by its files; fields are empty where unknown.
 
-    ``source``: where no kernel is named, the function or kernel that it was compiled from, as the key's record says.
-
-    ``gpu``: what a kernel is for, as is written beside it, else what the build had. ``torch``, ``triton``: with what it
-    was built, by its seal, or else as a kernel says. Empty where that is not told.
+    ``kernels``: by name. ``source``: if no kernel is named, the function or kernel in the key's record. ``gpu``: what a
+    kernel is for, by its metadata, else what the build had. ``torch``, ``triton``: versions of the build, by a valid
+    seal, or Triton's by the metadata. ``states``: number of files by the state of their Signature.
     """
 
     kernels: tuple[str, ...]
@@ -275,7 +277,7 @@ class Description(NamedTuple):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All that it may be asked for by."""
+        """Names by which a user may ask for the item."""
         return (*self.kernels, self.source) if self.source else self.kernels
 
     @property
@@ -286,7 +288,7 @@ class Description(NamedTuple):
 
 
 def take(directories: Iterable[str], kinds: Collection[Kind]) -> Catalogue:
-    """The items of these kinds in these cache directories. Raises OSError for one that cannot be read."""
+    """Return the items of these ``kinds`` in these cache directories. Raises OSError if one cannot be read."""
     items, files, size = [], 0, 0
     records: dict[str, str] = {}
     for directory in directories:
@@ -309,7 +311,7 @@ def _item(directory: str, group: Group) -> Item:
 
 
 def describe(item: Item, known: Known) -> Description | None:
-    """What the files of the item say now; None if they are gone. ``known``: that of its catalogue."""
+    """Describe ``item`` by its current files; None if they are gone. ``known``: that property of its Catalogue."""
     group = item.group
     if not any(folders.is_there(path) for path in group.paths or [file.path for file in group.all_files]):
         return None
@@ -343,7 +345,7 @@ def _source(group: Group, records: Mapping[str, str]) -> str:
 
 
 def _kernels(group: Group, known: Known) -> tuple[str, ...]:
-    """Those that its bytes name, or else those of the graphs that it refers to, or that its C++ is."""
+    """Return the kernels that the group's bytes name, or else those of its AOT entry's graphs or of its C++."""
     paths = [file.path for file in group.files]
     found = kernels(paths)
     if found or group.kind is Kind.FX_ENTRY:
@@ -356,9 +358,9 @@ def _kernels(group: Group, known: Known) -> tuple[str, ...]:
 
 
 def _cpp_kernels(sources: Iterable[str]) -> dict[bytes, str]:
-    """By its text, what the generated Python there calls each kernel that it has compiled of C++.
+    """Map the text of each C++ kernel to its name in the generated Python files ``sources``.
 
-    A C++ file has the same text, and no name: the function is always ``kernel``.
+    The C++ file itself has no name for the kernel: the function is always ``kernel``.
     """
     named = {}
     for content in map(_read, sources):

@@ -74,7 +74,7 @@ class Listing(NamedTuple):
 
 
 class Fate(Enum):
-    """What became of a bundle."""
+    """Outcome of copying one bundle."""
 
     DONE = "done"
     THERE = "already there"
@@ -83,7 +83,7 @@ class Fate(Enum):
 
 
 class Step(NamedTuple):
-    """``size``: bytes that were written for the bundle of this name; ``detail``: why none were."""
+    """Outcome for the bundle ``name``. ``size``: bytes written; ``detail``: why it was refused or failed, else ""."""
 
     name: str
     fate: Fate
@@ -92,7 +92,7 @@ class Step(NamedTuple):
 
 
 class Summary(NamedTuple):
-    """``counts``: of bundles by their fate; ``size``: bytes written; ``problems``: what was refused, or has failed."""
+    """Result of copy(). ``counts``: bundles by fate; ``size``: bytes written; ``problems``: refused or failed ones."""
 
     counts: Counter[Fate]
     size: int
@@ -100,7 +100,7 @@ class Summary(NamedTuple):
 
 
 class Source(Protocol):
-    """Lists bundles and reads them, to be copied. Both methods may raise OSError, SafecacheError and Unavailable."""
+    """Source of bundles to copy. Both methods may raise OSError, SafecacheError and Unavailable."""
 
     def listings(self) -> Iterator[Listing]:
         """Yield what it has."""
@@ -126,10 +126,11 @@ Tell = Callable[[int, Step | None], None]
 def copy(
     sources: Sequence[Source], destination: Destination, tell: Tell, *, again: bool = False, threads: int = _THREADS
 ) -> Summary:
-    """Copy what the destination lacks; of bundles with the same name, the first that verifies.
+    """Copy each bundle that ``destination`` lacks from the first of ``sources`` where it verifies.
 
-    Entries of one key are joined. ``again``: also what is there already. Raises what the listings raise, before
-    anything is written.
+    Entries of one key are merged from all sources. ``again``: copy bundles that are there already, too. ``tell`` gets
+    the number of bundles, then each Step. A failed bundle is in Summary.problems. Raises what listings() and
+    find_complete() raise, before anything is written.
     """
     keyring.current()  # by one thread: the first use makes a key
     named: dict[str, list[tuple[Source, Listing]]] = {}
@@ -238,9 +239,9 @@ _INDUCTORS = {layout.TRITON_FOLDER, *(kind.tiers.place.partition("/")[0] for kin
 
 
 class Caches(NamedTuple):
-    """The caches of an environment as a destination: Inductor's, Triton's own, vLLM's.
+    """Caches of an environment as the destination of copies: Inductor's, Triton's own, vLLM's.
 
-    ``only_triton``: all kernels go to Triton's.
+    ``only_triton``: all kernels go to Triton's own cache.
     """
 
     inductor: str
@@ -287,7 +288,7 @@ class Caches(NamedTuple):
             return set()  # writing it says what is wrong with that
 
     def _place(self, ref: Ref) -> Ref:
-        """Its ref in the cache that corresponds to that in a frame."""
+        """Return ``ref``, whose root is as in a frame, with the root of the cache that it stands for."""
         top, _, below = ref.root.partition("/")
         place = {INDUCTOR: self.inductor, TRITON: self.triton, VLLM: self.vllm}[top]
         if self.only_triton and (top == TRITON or below):
@@ -296,7 +297,7 @@ class Caches(NamedTuple):
 
 
 class Remote:
-    """The remote as a source, or a destination, of copies. ``elsewhere``: how many names it lists of other builds."""
+    """Remote cache as source or destination of copies. ``elsewhere``: number of listed bundles of other builds."""
 
     def __init__(self, remote: Client) -> None:
         self._remote = remote
@@ -385,7 +386,7 @@ def _is_placed(ref: Ref, name: str) -> bool:
 
 
 class Held(NamedTuple):
-    """A name with what it says: its kind, None if it is none of ours; and whether it is of this build."""
+    """Object in the remote. ``kind``: by its name, None if it is not safecache's."""
 
     stored: Stored
     kind: Kind | None
@@ -393,7 +394,7 @@ class Held(NamedTuple):
 
 
 def list_remote(remote: Client) -> list[Held]:
-    """All of it, as the engine lists it. Raises Unavailable."""
+    """List all objects of this namespace in the remote, also any that are not safecache's. Raises Unavailable."""
     before, found = stores.prefix(), list[Held]()
     for stored in remote.names(before):
         name = stored.name[len(before) :]
@@ -403,12 +404,16 @@ def list_remote(remote: Client) -> list[Held]:
 
 
 def sum_sizes(held: Iterable[Held]) -> int:
-    """Bytes of all of them together."""
+    """Return the size in bytes of all objects of ``held`` together."""
     return sum(each.stored.size for each in held)
 
 
 def choose_oldest(held: Iterable[Held], now: float, max_bytes: int | None, max_age: int | None) -> list[Held]:
-    """What goes, by when it was written: no name but ours, and none of which the engine does not tell that."""
+    """Choose objects to remove, the oldest first, until the rest is within ``max_bytes`` and ``max_age`` (seconds).
+
+    ``now``: seconds since the epoch. Objects that are not safecache's, or of unknown age, are neither counted nor
+    chosen.
+    """
     dated = sorted((each for each in held if each.kind is not None and each.stored.modified is not None), key=_written)
     left, going = sum_sizes(dated), []
     for each in dated:
@@ -425,7 +430,7 @@ def _written(held: Held) -> float:
 
 
 def remove_held(remote: Client, going: Iterable[Held]) -> list[Held]:
-    """Have the remote forget them, several at once. Returns those that could not be removed."""
+    """Remove the objects ``going`` from the remote, several at once. Return those that could not be removed."""
 
     def remove(held: Held) -> Held | None:
         try:

@@ -32,10 +32,10 @@ __all__ = ["Limits", "Sweep", "lock", "locked", "mapped", "remove", "running_tor
 
 
 def mapped() -> dict[tuple[str, int], int]:
-    """Which process has a file mapped, by the file's name and inode.
+    """Map (name, inode) of each file that is mapped into memory to the id of one process that has it mapped.
 
-    Of this host, and of what this user may look into. Not by path, which a container sees otherwise, nor by device,
-    which overlayfs tells otherwise.
+    Covers the processes of this host that this user may inspect. Paths and devices are not compared: a container sees
+    other paths, and overlayfs reports other devices.
     """
     found: dict[tuple[str, int], int] = {}
     for pid in os.listdir("/proc"):
@@ -171,7 +171,7 @@ _RANK = {kind: rank for rank, kind in enumerate(Kind)}
 
 
 class Limits(NamedTuple):
-    """Bytes, files, and seconds since the last use; None where there is no limit."""
+    """Limits of a cache: bytes, files, and seconds since the last use; None for no limit."""
 
     size: int | None = None
     files: int | None = None
@@ -179,9 +179,9 @@ class Limits(NamedTuple):
 
 
 class Sweep(NamedTuple):
-    """``removed``: the groups; ``kept``: those that a limit would remove, and why they stay.
+    """Result of sweep(). ``removed``: groups; ``kept``: groups beyond a limit, each with why it stays.
 
-    ``size`` and ``files`` are what all groups have now; ``reaped`` the bytes of what dead writers had left.
+    ``size`` and ``files``: of the groups that are left. ``reaped``: bytes of what dead writers had left.
     """
 
     removed: list[Group]
@@ -194,10 +194,11 @@ class Sweep(NamedTuple):
 def sweep(
     root: str, limits: Limits, *, now: float | None = None, heed_jobs: bool = True, dry_run: bool = False
 ) -> Sweep | None:
-    """Bring the cache directory ``root`` within ``limits``, as far as it is not in use; None if another process does.
+    """Remove groups from the cache directory ``root``, by kind and last use, until ``limits`` hold; keep those in use.
 
-    ``now``: the time by the clock that stamps are made with. Without ``heed_jobs`` all counts as not in use.
-    ``dry_run``: only tell what would be removed.
+    Returns None if another process is sweeping ``root``. ``now``: time in seconds since the epoch, to compare with
+    stamps. ``heed_jobs``: if False, no group counts as in use. ``dry_run``: remove nothing, and report what would be
+    removed.
 
     Raises CacheWriteError for a directory of another user, unless it is shared; OSError for one that cannot be read.
     """

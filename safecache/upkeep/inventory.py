@@ -1,8 +1,8 @@
-"""What lies in a cache directory, in groups that are of use as a whole or not at all.
+"""Inventory of a cache directory, in groups of files that are useful as a whole or not at all.
 
 A group is a directory of entries for one key; the files of one generated source, with the library built of it; the
-directory of a Triton kernel; a precompiled header; a result of autotuning; each with its records and its lock. What is
-not recognised by its place and name is counted, and belongs to no group.
+directory of a Triton kernel; a precompiled header; a result of autotuning; each with its records and its lock. A file
+whose place and name are not recognised is counted, and belongs to no group.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Inventory(NamedTuple):
 
 
 def take(root: str) -> Inventory:
-    """The inventory of the cache directory ``root``: Inductor's, Triton's, or its headers'. Raises OSError."""
+    """Return the inventory of the cache directory ``root``: Inductor's, Triton's, or its headers'. Raises OSError."""
     os.scandir(root).close()
     config.name_cache(root)
     of_headers = os.path.basename(root) == HEADERS_FOLDER
@@ -130,7 +130,7 @@ def _directory(kind: Kind, root: str, path: str) -> Group:
 
 
 def _code(root: str, directory: str, items: Iterable[Item], kind: Kind) -> Iterator[Group | File]:
-    """Of one folder of generated files, by what their names have in common."""
+    """Group the files of one folder of generated code by the common part of their names."""
     groups: dict[str, Group] = {}
     for item in items:
         named = _CODE_NAME.fullmatch(item.name)
@@ -185,13 +185,13 @@ def _directories(root: str, directory: str, kind: Kind) -> Iterator[Group | File
 
 
 def _keys(root: str, directory: str) -> Iterator[Group | File]:
-    """Of each kind, those of one name together."""
+    """Group the key records of each kind by name."""
     for item in listed(directory):
         yield from _directories(root, item.path, Kind.KEY_RECORD) if item.is_directory else below(item)
 
 
 def _left(root: str, directory: str) -> Iterator[Group]:
-    """What a process that was killed may have left."""
+    """Yield what a killed process may have left in ``directory``."""
     return (_directory(Kind.TEMPORARY, root, item.path) for item in listed(directory))
 
 
@@ -232,7 +232,10 @@ def _taken(records: dict[tuple[str, str], Group], roots: set[str], files: list[F
 
 
 def bundles_in(directory: str) -> Iterator[Ref]:
-    """What of the cache ``directory`` travels, none of it verified, without headers of 150 MB. Raises OSError."""
+    """Yield the bundles of the cache ``directory`` that can be copied, unverified and without headers. Raises OSError.
+
+    A precompiled header has 150 MB.
+    """
     found = take(directory)
     for group in found.groups:
         yield from _of_group(group)

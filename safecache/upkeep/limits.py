@@ -30,7 +30,10 @@ _next: Part[dict[str, float]] = Part(dict, inherit)
 
 
 def keep(published: Published) -> None:
-    """Start ``safecache gc`` for this cache, if there are limits and it is time."""
+    """Start ``safecache gc`` in the background for the cache of ``published``, if limits are set and a sweep is due.
+
+    Each cache is swept at most every 10 minutes, by one process; the shared tier never. Failures are reported.
+    """
     root = published.root
     settings = config.current()
     if settings.max_bytes is settings.max_files is settings.max_age is None:
@@ -43,8 +46,8 @@ def keep(published: Published) -> None:
         if _claim(top):
             _start([sys.executable or "python3", "-m", "safecache", "gc", "--quiet", top])
     except (OSError, RuntimeError) as error:  # the latter while the interpreter ends
-        text = f"the limits of {top} are not kept: {type(error).__name__}: {error}."
-        events.report(Reason.NOT_TRIMMED, text, cause=top, remedy="Run `safecache gc` from time to time.")
+        text, why = f"cannot keep {top} within its limits", f"{type(error).__name__}: {error}"
+        events.report(Reason.NOT_TRIMMED, text, why=why, cause=top, remedy="Help: run `safecache gc` regularly")
 
 
 def _claim(top: str) -> bool:

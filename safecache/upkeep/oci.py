@@ -59,9 +59,9 @@ class Reference(NamedTuple):
 
 
 def parse_reference(text: str) -> Reference:
-    """Parse ``oci://HOST/REPOSITORY:TAG`` or ``…@sha256:…``.
+    """Parse ``oci://HOST/REPOSITORY:TAG`` or ``…@sha256:…``. Without a tag, "latest" is meant.
 
-    Raises RegistryError, which does not show the text: it may hold a password.
+    Raises RegistryError, which does not show ``text``: it may hold a password.
     """
     match = _REFERENCE.fullmatch(text)
     if match is None:
@@ -72,10 +72,10 @@ def parse_reference(text: str) -> Reference:
 
 
 def push(to: Reference, path: str, made_with: Mapping[str, Any], *, has_tls: bool = True) -> Reference:
-    """Send the pack at ``path`` as an image, and return its reference by digest.
+    """Send the pack at ``path`` as an OCI image to the tag ``to``, and return the image's reference by digest.
 
-    ``made_with``: the versions that the manifest of the pack states. Raises RegistryError, OSError, and ConfigError
-    where skopeo is not installed.
+    ``made_with``: versions in the pack's manifest. ``has_tls``: False to accept a registry without valid TLS. Raises
+    RegistryError, also if ``to`` has a digest; OSError; ConfigError if skopeo is not installed.
     """
     if to.digest:
         raise RegistryError("what is pushed gets a tag: its digest follows from what it is")
@@ -88,10 +88,10 @@ def push(to: Reference, path: str, made_with: Mapping[str, Any], *, has_tls: boo
 
 @contextlib.contextmanager
 def fetch(reference: Reference, max_bytes: int, *, has_tls: bool = True) -> Iterator[tuple[str, Reference]]:
-    """Context of a file with the pack of this image, unverified, and of the image's reference by digest.
+    """Download an OCI image. The context yields the path of its pack, unverified, and the reference by digest.
 
-    Raises RegistryError, also for an image of more than ``max_bytes``, OSError, and ConfigError where skopeo is not
-    installed.
+    The file is removed at the end of the context. ``has_tls``: as in push(). Raises RegistryError, also for an image of
+    more than ``max_bytes``; OSError; ConfigError if skopeo is not installed.
     """
     verify_tls = f"tls-verify={has_tls}".lower()
     with private_directory.create_temporary() as directory:

@@ -50,7 +50,7 @@ SERVERS = ("vllm", "sglang")
 
 
 def caches_within(directory: str) -> list[str]:
-    """The caches that ``directory`` is, or has in it, as after unpacking or of vLLM. Raises OSError."""
+    """Return the caches in ``directory``, such as an unpacked pack or vLLM's, or else ``directory``. Raises OSError."""
     parts = [os.path.join(directory, name) for name in ("inductor", layout.TRITON_FOLDER)]
     if os.path.isdir(parts[0]):
         return [part for part in parts if os.path.isdir(part)]
@@ -58,11 +58,11 @@ def caches_within(directory: str) -> list[str]:
 
 
 def collect(directories: Iterable[str]) -> dict[str, Any]:
-    """What the caches in these directories were made with, in JSON's types. Names no host, no user and no secret.
+    """Describe in JSON's types what the caches in ``directories`` were made with, without host, user and secrets.
 
-    The same caches give the same. ``components``: what keys were made of; ``signers``: the ids of the keys that sealed;
-    ``namespaces``; ``builds``: what built it, by what seals say that hold here; ``refused``: how many files have none
-    that does, by reason; ``groups``: how many there are. Raises OSError.
+    The same caches give the same result. ``components``: what keys were made of; ``signers``: ids of the sealing keys;
+    ``namespaces``; ``builds``: versions that valid seals state; ``refused``: number of files without a valid seal, by
+    reason; ``groups``: their number. Raises OSError.
     """
     roots = list(dict.fromkeys(map(os.path.realpath, directories)))
     groups = [group for root in roots for group in inventory.take(root).groups if group.kind.upkeep.is_warmed]
@@ -81,7 +81,7 @@ def collect(directories: Iterable[str]) -> dict[str, Any]:
 
 
 def _namespaces(groups: Iterable[Group], others: Iterable[Signature]) -> set[str]:
-    """Those that entries say they are sealed for, if it is not this process's."""
+    """Return the namespaces, unlike this process's, for which entries state that they are sealed."""
     kinds = {file.path: group.kind for group in groups for file in group.files}
     foreign = [each.path for each in others if each.state == Reason.OTHER_NAMESPACE.value]
     found = set()
@@ -93,13 +93,13 @@ def _namespaces(groups: Iterable[Group], others: Iterable[Signature]) -> set[str
 
 
 def _stated(name: str, holding: Iterable[tuple[Kind, Signature]]) -> list[str]:
-    """Of a kernel torch does not count, of an entry the CPU does not: as provenance has it."""
+    """Return the values of ``name`` in the provenance of valid seals. A kernel's torch does not count."""
     values = (each.provenance.get(name, "") for kind, each in holding if not (kind is Kind.KERNEL and name == "torch"))
     return sorted({value for value in values if value})
 
 
 def join(parts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """What is collected of several caches and packs, of all of them together. Of a pack nothing is refused."""
+    """Merge what was collected of several caches and packs. ``refused`` is emptied: a pack holds no refused file."""
     found: Any = {}
     for part in parts:
         found = _join(found, part) if found else dict(part)
@@ -118,7 +118,7 @@ def _join(one: Any, other: Any) -> Any:
 
 
 class Difference(NamedTuple):
-    """Of one bundle: its name, and the files that only the first has, that only the second has, and that differ."""
+    """Difference of the bundle ``name``: files only in the first place, only in the second, and that differ."""
 
     name: str
     a: list[str]
@@ -186,9 +186,9 @@ def _source(place: str) -> _Pack | Remote | Directory:
 
 
 def open_source(place: str) -> Source:
-    """Return a pack, a remote by its URL, or a cache directory, to be copied from.
+    """Open a pack, a remote by its URL, or a cache directory as the source of a copy.
 
-    Raises PackRefusedError, before anything is copied of a pack that was altered, and OSError.
+    Checks all of a pack first. Raises PackRefusedError, ConfigError for a remote whose library is missing, and OSError.
     """
     found = _source(place)
     if isinstance(found, _Pack):
@@ -198,10 +198,10 @@ def open_source(place: str) -> Source:
 
 
 def pack(sources: Sequence[str], out: str, tell: Tell) -> Summary:
-    """Make the pack ``out`` of these cache directories and packs.
+    """Write the pack ``out`` from cache directories, packs and remotes. ``tell``: as in copies.copy().
 
-    Raises KeyringError without a key to seal it, PackRefusedError for a pack among the sources that is not used, and
-    OSError; what was at ``out`` is then left as it was.
+    Raises KeyringError without a key to seal it, PackRefusedError for a pack among ``sources`` that is refused, and
+    OSError. The file ``out`` then stays as it was.
     """
     keyring.sealing_key()
     places = [_source(path) for path in sources]
@@ -216,7 +216,7 @@ def pack(sources: Sequence[str], out: str, tell: Tell) -> Summary:
 
 
 def _baked(place: _Pack | Remote | Directory) -> Mapping[str, Any]:
-    """What it was made with, as collect() has it: of a remote nothing is known. Raises OSError."""
+    """Return what collect() tells of ``place``: as stored for a pack, empty for a remote. Raises OSError."""
     if isinstance(place, _Pack):
         baked: Mapping[str, Any] = place.file.manifest.get("baked", {})
         return baked
@@ -224,7 +224,7 @@ def _baked(place: _Pack | Remote | Directory) -> Mapping[str, Any]:
 
 
 def compare(first: str, second: str) -> Iterator[Difference]:
-    """What differs between two packs or cache directories, bundle by bundle. Raises PackRefusedError, and OSError."""
+    """Yield the bundles that differ between two packs or cache directories. Raises PackRefusedError and OSError."""
     ours, theirs = _contents(_source(first)), _contents(_source(second))
     for ref in sorted(ours.keys() | theirs.keys(), key=wire.name_bundle):
         one, other = ours.get(ref, {}), theirs.get(ref, {})

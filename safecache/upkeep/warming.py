@@ -52,7 +52,7 @@ _AGAIN = "it was compiled in the process before, and was not saved: that process
 
 
 class Missing(NamedTuple):
-    """What a fresh process would compile again. ``layer``: the word of its kind; ``name``, ``key``: "" if unknown."""
+    """Item that a fresh process would recompile. ``layer``: the word of its kind; ``name``, ``key``: "" if unknown."""
 
     layer: str
     name: str
@@ -61,11 +61,11 @@ class Missing(NamedTuple):
 
 
 class Process(NamedTuple):
-    """One process of the program, with all that it has started.
+    """Result of one process of the program, with all that it has started.
 
-    ``status``: as a shell has it. ``compiled``: how many are new in the caches, by kind. ``compiling_seconds``: of
-    what was saved. ``missed``: how many lookups have, after which something is compiled. ``left``: of what it has
-    started, processes that still run.
+    ``status``: as a shell has it. ``compiled``: number of new items in the caches, by kind. ``compiling_seconds``: of
+    compiles that were saved. ``missed``: number of lookups that led to a compile. ``unsent``: uploads that were not
+    finished. ``left``: number of started processes that still run.
     """
 
     status: int
@@ -80,14 +80,15 @@ class Process(NamedTuple):
 
     @property
     def is_warm(self) -> bool:
-        """Whether it has compiled nothing."""
+        """Whether the process has succeeded and compiled nothing."""
         return self.status == 0 and not self.missed and not self.compiled
 
 
 class Warmed(NamedTuple):
-    """``missing``: what the last process has compiled. ``never_cached``: what torch keeps in no cache, each with why.
+    """Result of run(). ``missing``: what the last process compiled. ``never_cached``: what torch never caches.
 
-    ``obstacles``: what keeps caches from being filled. ``interrupted``: the name of the signal that ended it, or "".
+    Each of these tells why. ``obstacles``: what keeps caches from being filled. ``interrupted``: the name of the signal
+    that ended the run, or "".
     """
 
     processes: list[Process]
@@ -98,7 +99,7 @@ class Warmed(NamedTuple):
 
     @property
     def status(self) -> int:
-        """That of the program, as a shell has it: the first that is not 0."""
+        """Exit status of the program, as a shell has it: the first that is not 0."""
         return next((each.status for each in self.processes if each.status), 0)
 
     @property
@@ -118,14 +119,15 @@ class _Child(Protocol):
     pid: int
 
     def poll(self) -> int | None:
-        """Its status as Python has it; None while it runs."""
+        """Return the exit status, as Popen.poll() does; None while the process runs."""
 
 
 def run(command: Sequence[str], directories: Sequence[str] = (), most: int = PROCESSES, **popen: Any) -> Warmed:
     """Run ``command`` in up to ``most`` processes, one after the other, until one of them compiles nothing.
 
-    ``directories``: caches besides those of this environment. ``popen``: for the process. Raises OSError for a command
-    that cannot be run.
+    Stops early if a process fails, a signal arrives, or two in a row miss the same. ``directories``: caches besides
+    those of this environment. ``popen``: arguments of subprocess.Popen. Raises OSError if ``command`` cannot be
+    started.
     """
 
     def start() -> subprocess.Popen[bytes]:
@@ -155,15 +157,16 @@ def _do(function: Callable[..., object] | str, arguments: tuple[Any, ...]) -> No
 
 
 def call(function: Callable[..., object] | str, *arguments: Any, processes: int = PROCESSES) -> Warmed:
-    """As run(), of a function, or the ``module:name`` of one, in processes that multiprocessing spawns.
+    """Call ``function`` in up to ``processes`` spawned processes until one compiles nothing. Like run().
 
-    Like the arguments, it has to pickle; so a main module needs its ``if __name__ == "__main__"``.
+    ``function``: a callable, or its ``module:name``. Function and arguments must pickle, so a main module needs its
+    ``if __name__ == "__main__"``.
     """
     return fill(lambda: _Called(function, arguments), (), processes)
 
 
 def fill(start: Callable[[], _Child], directories: Sequence[str], most: int) -> Warmed:
-    """As run(), of what ``start`` starts as the leader of a session."""
+    """Call ``start`` up to ``most`` times until its process, the leader of a session, compiles nothing. See run()."""
     found: list[Process] = []
     missing: list[Missing] = []
     never: list[Missing] = []
@@ -247,7 +250,7 @@ def _stated(line: Line) -> Missing:
 
 
 def _missing(line: Line, caches: Sequence[str], before: Sequence[Missing]) -> Missing:
-    """With the differences from the nearest key, as `safecache explain` tells them."""
+    """Describe the miss of ``line`` with the differences from the nearest key, as `safecache explain` shows them."""
     found = _stated(line)
     kind, _, reason = LABELS[line.label]
     if reason is Reason.DISABLED:
@@ -264,7 +267,7 @@ def _missing(line: Line, caches: Sequence[str], before: Sequence[Missing]) -> Mi
 
 
 def _unlooked(new: dict[str, Kind], process: Process) -> list[Missing]:
-    """What was compiled although no lookup has missed."""
+    """Return what was compiled although no lookup missed, such as a rebuilt library."""
     if process.missed:
         return []
     named = {(kind, os.path.basename(_group_of(path))) for path, kind in new.items()}
@@ -275,7 +278,7 @@ def _unlooked(new: dict[str, Kind], process: Process) -> list[Missing]:
 
 
 def places(directories: Sequence[str] = ()) -> list[str]:
-    """The caches of this environment that exist, vLLM's and SGLang's too, and these."""
+    """Return the existing caches of this environment, also vLLM's and SGLang's, and those of ``directories``."""
     environ = config.child_environment()
     tops = [*levels.existing_caches(environ), *filter(os.path.isdir, layout.sglang_cache_dir(environ))]
     tops += [os.path.realpath(each) for each in directories if os.path.isdir(each)]
@@ -288,7 +291,7 @@ def places(directories: Sequence[str] = ()) -> list[str]:
 
 
 def _contents(directories: Sequence[str]) -> dict[tuple[str, int], Kind]:
-    """The files that are compiled, in all caches, by path and inode: of a library that is built anew it is another."""
+    """The files that are compiled, in all caches, by path and inode: of a library that is rebuilt it is another."""
     found = {}
     for place in places(directories):
         if os.path.basename(place) == layout.HEADERS_FOLDER:
@@ -305,7 +308,7 @@ def _contents(directories: Sequence[str]) -> dict[tuple[str, int], Kind]:
 
 
 def _obstacles() -> list[str]:
-    """What keeps the caches of this environment from being filled, as far as that can be tried."""
+    """Return what keeps the caches of this environment from being filled, as far as that can be tested."""
     environ = config.child_environment()
     found = []
     if not config.current().enabled:

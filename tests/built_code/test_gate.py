@@ -152,6 +152,11 @@ def test_code_for_a_cpu_that_has_more_is_refused(library, root, monkeypatch):
     forget(monkeypatch)
     monkeypatch.setattr(provenance, "instructions", lambda: "avx2 x86_64")
     assert not admit(library, root) and events.counters()["other CPU"] == 1
+    library.write_bytes(b"built on the oldest")
+    gate.attest_file(CodeFile(str(library), str(root)))
+    forget(monkeypatch)
+    monkeypatch.setattr(provenance, "instructions", lambda: "avx2 avx512f x86_64")
+    assert admit(library, root)
 
 
 def test_code_for_a_cpu_that_has_less_is_taken(library, root, monkeypatch):

@@ -243,7 +243,7 @@ def test_library_that_cannot_be_copied_to_the_exec_dir_is_not_loaded_where_other
     keep(exposed)
     settings(SAFECACHE_EXEC_DIR=tmp_path / "missing")
     path = exec_directory.load_path(CodeFile(str(exposed), root_of(exposed), SOURCE))
-    assert path != str(exposed) and open_bytes(path) == CONTENT and events.counters()["exec dir unusable"] == 1
+    assert path != str(exposed) and open_bytes(path) == CONTENT and events.counters()["unusable exec directory"] == 1
 
 
 def test_code_that_is_replaced_after_it_was_judged_is_not_loaded(exposed, monkeypatch):

@@ -231,7 +231,7 @@ def build(root, monkeypatch):
 def test_hook_builds_in_private(root, source, build):
     builder = Builder(root, source)
     build(builder)
-    assert (root / "kernel.so").read_bytes() == TEXT and "stood down" not in events.counters()
+    assert (root / "kernel.so").read_bytes() == TEXT and "hook inactive" not in events.counters()
     ((_, read, written),) = builder.built
     assert not read.startswith(str(root)) and not written.startswith(str(root))
     assert not os.path.exists(os.path.dirname(written))
@@ -241,7 +241,7 @@ def test_hook_builds_as_stock_what_it_does_not_know_and_says_so(root, source, bu
     builder = Builder(root, source, f"--suffix={root}")
     build(builder)
     assert builder.built == [builder.words] and (root / "kernel.so").read_bytes() == TEXT
-    assert events.counters()["stood down"] == 1 and events.counters()["code sealed"] == 1
+    assert events.counters()["hook inactive"] == 1 and events.counters()["code sealed"] == 1
     assert any("built where others can write" in record.getMessage() for record in caplog.records)
 
 
@@ -254,7 +254,7 @@ def test_build_that_fails_fails_as_in_stock(root, source, build):
 def test_header_that_cannot_be_precompiled_is_done_without(root, source, build):
     """Where there is no room for it, in a container that has nothing private but 64 MB of memory."""
     build(Builder(root, source, "--no-such-option", target="prefix.h.gch"))
-    assert sorted(os.listdir(root)) == ["kernel.cpp"] and "stood down" not in events.counters()
+    assert sorted(os.listdir(root)) == ["kernel.cpp"] and "hook inactive" not in events.counters()
 
 
 def test_hook_builds_as_stock_where_nobody_else_can_write(root, source, build):

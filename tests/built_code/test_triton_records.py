@@ -1,4 +1,4 @@
-"""A kernel whose record cannot be read is compiled anew, and is there again when that can be read."""
+"""A kernel whose record cannot be read is recompiled, and is there again when that can be read."""
 
 from __future__ import annotations
 

@@ -67,11 +67,12 @@ def test_nothing_is_copied_of_a_pack_that_was_altered(copy, run, filled_cache, t
 
 def test_what_does_not_verify_is_named_and_left(copy, filled_cache, tmp_path):
     (entry,) = filled_cache.glob("fxgraph/*/*/*")
-    content = bytearray(entry.read_bytes())
-    content[0] ^= 1
-    entry.write_bytes(content)
+    good = entry.read_bytes()
+    entry.write_bytes(bytes([good[0] ^ 1]) + good[1:])
     told = copy(filled_cache, tmp_path / "there", code=1)
     assert told["copied"] == ALL - 1 and filled.GRAPH in told["problems"][0]["name"]
+    entry.write_bytes(good)
+    assert copy(filled_cache, tmp_path / "there")["copied"] == 1
 
 
 def test_remote_that_cannot_be_used_is_named_without_its_password(run, filled_cache):

@@ -12,6 +12,7 @@ from scenes import artifact_scenes, lookup_scenes, model_scenes
 from scenes.ir import SEVEN
 
 OUTCOMES = ("hit", "miss", "bypass")
+HITS = {"aot hit": 1, "fx hit": 2}
 
 
 def sums(answer, *, besides=()):
@@ -48,7 +49,7 @@ def test_entry_that_was_refused_is_why_its_lookup_missed(warm, kind):
     damage(warm.entries(kind)[0])
     found = agrees(warm.run(lookup_scenes.looked_up))
     # A graph is looked up for the AOTAutograd entry, which is nothing without it, and again to compile it.
-    expected = {"aot": {"aot miss: damaged": 1}, "fx": {"aot miss: entry missing": 1, "fx miss: damaged": 2}}
+    expected = {"aot": {"aot miss: damaged": 1}, "fx": {"aot miss: missing entry": 1, "fx miss: damaged": 2}}
     assert {label: count for label, count in found.items() if "miss" in label} == expected[kind]
 
 
@@ -56,7 +57,7 @@ def test_entry_whose_graph_is_gone_misses_for_that(warm):
     for entry in warm.fx_entries:
         shutil.rmtree(entry.parent)
     found = agrees(warm.run(lookup_scenes.looked_up))
-    assert found["aot miss: entry missing"] == 1 and "fx miss: evicted" in found
+    assert found["aot miss: missing entry"] == 1 and "fx miss: evicted" in found
 
 
 def test_strict_torch_that_meets_a_missing_graph_makes_one_lookup_of_two(warm):
@@ -85,11 +86,17 @@ def test_directory_that_cannot_be_read_is_why_its_lookup_missed(warm):
 def test_remote_cache_that_fails_is_why_its_lookups_missed(home):
     found = agrees(home.run(lookup_scenes.looked_up, how=model_scenes.compile_with_remote))
     assert found == {"aot miss: remote failed": 1, "fx miss: remote failed": 2}
+    mended = {"how": model_scenes.compile_with_remote, "directory": str(home.base)}
+    shutil.rmtree(home.cache)
+    assert agrees(home.run(lookup_scenes.looked_up, **mended)) == {"aot miss: never seen": 1, "fx miss: never seen": 2}
+    shutil.rmtree(home.cache)
+    assert agrees(home.run(lookup_scenes.looked_up, **mended)) == HITS
 
 
 def test_entry_that_torch_cannot_use_is_why_its_lookups_missed(warm):
     found = agrees(warm.run(lookup_scenes.looked_up, how=lookup_scenes.compile_where_code_cannot_be_loaded))
-    assert found == {"aot miss: entry missing": 1, "fx miss: unloadable": 3}
+    assert found == {"aot miss: missing entry": 1, "fx miss: unloadable": 3}
+    assert agrees(warm.run(lookup_scenes.looked_up)) == HITS
 
 
 def test_hit_that_another_rank_has_not_is_a_miss(warm, zygote):
@@ -106,15 +113,15 @@ def test_guard_that_does_not_hold_is_why_a_lookup_missed(home):
     assert first == {"aot miss: never seen": 1, "fx miss: never seen": 1}
     second = agrees(home.run(lookup_scenes.looked_up, how=lookup_scenes.compile_for_size, size=20))
     assert second == {"aot miss: guard failed": 1, "fx miss: guard failed": 1}
-    assert agrees(home.run(lookup_scenes.looked_up, how=lookup_scenes.compile_for_size, size=5)) == {
-        "aot hit": 1,
-        "fx hit": 1,
-    }
+    for size in (5, 21):
+        served = agrees(home.run(lookup_scenes.looked_up, how=lookup_scenes.compile_for_size, size=size))
+        assert served == {"aot hit": 1, "fx hit": 1}, size
 
 
 def test_what_torch_declines_to_cache_is_a_bypass(warm):
     found = agrees(warm.run(lookup_scenes.looked_up, how=lookup_scenes.compile_with_a_pass))
     assert found == {"aot bypass: upstream bypass": 1, "fx bypass: upstream bypass": 2}
+    assert agrees(warm.run(lookup_scenes.looked_up)) == HITS, "without that pass"
 
 
 SETTINGS = {
@@ -132,6 +139,7 @@ def test_cache_that_a_setting_turns_off_is_bypassed(warm, which):
     arguments, expected = SETTINGS[which]
     answer = warm.run(lookup_scenes.looked_up, how=lookup_scenes.compile_without_caches, **arguments)
     assert agrees(answer, besides=("disabled",)) == expected, answer
+    assert agrees(warm.run(lookup_scenes.looked_up)) == HITS, "once it is unset"
 
 
 @pytest.mark.parametrize("fmt", ["binary", "unpacked"])

@@ -101,10 +101,16 @@ def test_entries_of_a_lost_key_are_hit_where_private_ones_are_trusted(warm):
 @pytest.mark.parametrize("where", ["cache", "entry"])
 def test_private_trust_refuses_what_others_can_write(home, where):
     home.run(stock=True)
-    for path in [home.cache] if where == "cache" else home.aot_entries + home.fx_entries:
+    exposed = [home.cache] if where == "cache" else home.aot_entries + home.fx_entries
+    for path in exposed:
         path.chmod(0o777)
     answer = home.run(env={"SAFECACHE_TRUST": "private"})
     assert answer.ok and answer.result["aot"]["hit"] == 0 and answer.stats["not private"] == 3, answer
+    for path in exposed:
+        path.chmod(0o755)
+    assert home.run(model_scenes.adopt_cache, directory=str(home.cache)).ok
+    again = home.run(env={"SAFECACHE_TRUST": "private"}, strict=True)
+    assert again.ok and again.hits == WARM and again.stats["verified"] >= 3, again
 
 
 def test_adopted_entries_are_hit(home):

@@ -97,7 +97,7 @@ def test_report_has_nothing_of_the_environment(crashed):
 def test_what_has_crashed_is_skipped_by_the_next_process_at_once(crashed):
     answer = crashed.compile("unknown-operand", "narrow-register")
     assert [crash["error"] for crash in answer.result] == ["TritonCompileCrash"] * 2
-    assert answer.children == 0 and answer.stats["crashed before"] == 2 and "compile crashed" not in answer.stats
+    assert answer.children == 0 and answer.stats["known compiler crash"] == 2 and "compile crashed" not in answer.stats
     [message] = answer.warnings
     assert "safecache forget" in message
 
@@ -108,6 +108,7 @@ def test_forgotten_crash_is_met_again_and_reported_where_it_was(crashed, home, r
     settings(XDG_CONFIG_HOME=home.base / "config")
     report = os.path.basename(crashed.crashes["unknown_operand"]["report"])
     stamps = {path: path.stat().st_mtime_ns for path in home.reports}
+    assert home.compile("unknown-operand").stats["known compiler crash"] == 1
     assert run("forget", report, "--in", home.cache).lines == ["1 forgotten"]
     answer = home.compile("unknown-operand")
     assert answer.stats["compile crashed"] == 1

@@ -86,6 +86,8 @@ def test_what_needs_this_process_stays_in_it_with_its_reason(home):
     assert answer.children == 0
     [message] = answer.warnings
     assert "TRITON_ALWAYS_COMPILE" in message and "not isolated" in message
+    unset = home.compile("sound", "narrow-register")
+    assert unset.children == 1 and not any("not isolated" in message for message in unset.warnings), unset
 
 
 def test_what_cannot_be_isolated_is_compiled_here_with_one_reason(home):

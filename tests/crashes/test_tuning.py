@@ -48,7 +48,7 @@ def test_result_and_order_are_those_of_a_tuning_one_by_one(both):
     assert ahead.steps.count("bench") == 4 and ahead.steps.count("launch") == 2 + 3
     assert ahead.result["best"] == one_by_one.result["best"] == SOUND_TOO
     infinite = [{k for k, t in answer.result["timings"].items() if t == "inf"} for answer in (ahead, one_by_one)]
-    assert infinite == [{"1", "2"}] * 2
+    assert infinite == [{"1", "2"}] * 2 and ahead.stats["compile crashed"] == 2
     assert [text.split(" is ")[0] for text in ahead.warnings] == [text.split(" is ")[0] for text in one_by_one.warnings]
 
 

@@ -71,8 +71,8 @@ def test_what_processes_have_died_of_is_named_with_how_to_see_and_lift_that(mach
     kernel = os.path.join(place, "triton", "0")
     strikes.add(kernel, ["A" * 52], Blame.SURE, Reason.CRASHED_RUN, time.time())
     found = machine.examine().one("crashed-first-runs", "warning")
-    assert f"AOTAutograd entry {key} (set aside at the next death)" in found["evidence"]
-    assert "(set aside)" in found["evidence"]
+    assert f"AOTAutograd entry {key} (quarantined at the next crash)" in found["evidence"]
+    assert "(quarantined)" in found["evidence"]
     assert f"safecache ls --crashed {place}" in found["remedy"]
     assert f"safecache forget --all --in {place}" in found["remedy"]
 

@@ -24,3 +24,6 @@ def test_lookup_that_fails_is_a_bypass():
     with pytest.raises(RuntimeError), searches.track_lookup(Ref(Kind.AOT_ENTRY), lambda: "f"):
         raise RuntimeError("out of registers")
     assert history.counts() == {"aot bypass: lookup failed": 1}
+    with searches.track_lookup(Ref(Kind.AOT_ENTRY), lambda: "f"):
+        pass
+    assert history.counts()["aot bypass: lookup failed"] == 1

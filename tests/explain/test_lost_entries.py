@@ -7,13 +7,15 @@ import shutil
 from scenes import explain_scenes
 
 
-def test_deleted_entry_is_told_from_another_key(product):
+def test_deleted_entry_is_told_from_another_key(product, run):
     shutil.rmtree(product.home.cache / "aotautograd")
     hits, said = product.run(explain_scenes.compile_product)
     assert hits == [0, 1]
     [line] = said
     assert "the same key was saved on" in line and "its entry is gone" in line
     assert [row["reason"] for row in product.rows() if row["layer"] == "aot"] == ["evicted", "never seen"]
+    assert run("gc", "--max-files", "100000", product.home.cache).code == 0
+    assert product.run(explain_scenes.compile_product) == ([1, 1], [])
 
 
 def test_damaged_entry_is_told_with_the_reason_of_its_refusal(product):

@@ -1,4 +1,4 @@
-"""With a local level on each node, what one has compiled explains what another did not find."""
+"""With a local tier on each node, what one has compiled explains what another did not find."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Records of keys with a local level: in the shared one too, so that the next node's miss is explained by this one's."""
+"""Records of keys with a local tier: in the shared one too, so that the next node's miss is explained by this one's."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def record(key=KEY, value="False", made=0.0):
 
 @pytest.fixture
 def next_node(shared, local, settings, monkeypatch, tmp_path):
-    """What another node calls its local level; to be called once the first has done its work."""
+    """What another node calls its local tier; to be called once the first has done its work."""
 
     def begin():
         config.end_redirection()

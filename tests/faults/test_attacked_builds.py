@@ -62,7 +62,7 @@ def test_on_stock_torch_what_was_exchanged_runs(attack):
 def test_it_is_neither_loaded_nor_sealed(attack):
     built = attack.build()
     assert built.ok and built.result and not attack.ran, built
-    assert built.stats["exposed directory"] == 2 and "stood down" not in built.stats, built
+    assert built.stats["directory writable by others"] == 2 and "hook inactive" not in built.stats, built
     for path in attack.files("*.so") + list(attack.headers.rglob("*.h")):
         assert b"leave_marker" not in path.read_bytes() or path.suffix == ".h", path
     again = attack.build()

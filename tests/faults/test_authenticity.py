@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from itertools import cycle
 
 import pytest
 from conftest import WARM
+from package.test_golden import compare
 from scenes import authenticity_scenes
 
 from faults.authenticity import AHEAD_OF_TIME, ENTRIES, MATRIX, SAME_BYTES, SINKS
@@ -13,6 +15,8 @@ from safecache.reporting.kinds import Reason
 
 pytestmark = pytest.mark.xdist_group("authenticity")
 
+# Directories; keys, digests and the names made of them; versions, process ids.
+VARIES = re.compile(r"(?<=[ =`])/[^ ;:`,]+|\b[0-9a-z._-]{16,}|\d+\.\d+\.\d[\w.+]*|(?<=pid )\d+")
 CONTROL = "as it should be"
 HERE = {"gpu": "sm_90"}
 CELLS = [
@@ -79,6 +83,18 @@ def test_attack_is_refused_for_its_reason(face, attack, sink, strict):
     made_anew = "hit" if sink == "source" else "miss"
     raised = strict and expected is not Reason.OUTDATED
     assert cell["outcome"] == (made_anew if misses and not raised else error), cell
+
+
+@pytest.mark.default_release
+def test_messages_are_those_that_were_read_and_approved(face):
+    """Without what differs from one run to the next: paths, keys, digests, builds."""
+    rows = [
+        (sink, attack, line)
+        for sink in ("aot", "library")
+        for attack in MATRIX
+        for line in face(sink)[attack][0]["said"]
+    ]
+    compare("messages", [f"{attack} on {sink}: {VARIES.sub('*', line)}" for sink, attack, line in rows])
 
 
 @pytest.mark.parametrize(("attack", "kind"), ATTACKS_ON_ENTRIES)

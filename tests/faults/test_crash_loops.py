@@ -63,7 +63,7 @@ def infer(home, **arguments):
 
 def is_cold(answer):
     """It has compiled, and said so in one line."""
-    is_said = len(answer.warnings) == 1 and "[crashed the process that ran it]" in answer.warnings[0]
+    is_said = len(answer.warnings) == 1 and "[crashed on first run]" in answer.warnings[0]
     return answer.ok and answer.result["hits"] == 0 and is_said
 
 
@@ -163,7 +163,7 @@ def test_exception_of_the_code_itself_sets_it_aside(planted):
     home = planted(FAIL)
     answer = infer(home)
     assert "AssertionError" in answer.errors and "expected size 8 == 9" in answer.messages[0], answer
-    assert len(answer.warnings) == 1 and "[failed in its first run]" in answer.warnings[0], answer
+    assert len(answer.warnings) == 1 and "[failed on first run]" in answer.warnings[0], answer
     assert home.quarantined
     again = infer(home)
     assert again.ok and again.result["hits"] == 0 and not again.warnings, again
@@ -174,7 +174,7 @@ def test_exception_while_it_is_loaded_is_a_miss(planted):
     home = planted(FAIL, "import")
     answer = infer(home)
     assert answer.ok and answer.result["hits"] == 0, answer
-    assert len(answer.warnings) == 1 and "[failed in its first run]" in answer.warnings[0], answer
+    assert len(answer.warnings) == 1 and "[failed on first run]" in answer.warnings[0], answer
     assert is_warm(infer(home))
 
 
@@ -205,6 +205,10 @@ def test_key_that_crashes_again_after_a_compile_is_not_looked_up(planted):
     for _ in range(3):
         assert is_cold(infer(home))
         assert home.run(trial_scenes.spoil, what=SEGFAULT).ok
+    assert is_cold(infer(home))
+    command = [sys.executable, "-m", "safecache", "forget", "--all", "--in", str(home.cache)]
+    subprocess.run(command, env=home.environment, check=True)
+    assert is_warm(infer(home))
 
 
 def test_processes_that_die_together_are_one_strike_and_those_after_them_live(planted):
@@ -235,7 +239,7 @@ def test_entry_in_a_cache_that_cannot_be_written_is_passed_over(planted):
     for _ in range(2):
         answer = infer(home, unprivileged=True)
         assert answer.ok and answer.result["hits"] == 0, answer
-        said = [line for line in answer.warnings if "[crashed the process that ran it]" in line]
+        said = [line for line in answer.warnings if "[crashed on first run]" in line]
         assert len(said) == 1 and len(answer.warnings) == 2, answer
 
 

@@ -94,7 +94,7 @@ def test_exception_of_the_code_itself_has_it_refused(artifact):
     artifact.make(FAIL)
     answer = artifact.use()
     assert answer.error == "AssertionError" and "expected size 8 == 9" in answer.messages[0], answer
-    assert len(answer.warnings) == 1 and "[failed in its first run]" in answer.warnings[0], answer
+    assert len(answer.warnings) == 1 and "[failed on first run]" in answer.warnings[0], answer
     answer = artifact.use()
     assert is_refused(answer), answer
 
@@ -125,7 +125,7 @@ def test_precompile_entry_that_ends_the_process_is_compiled_anew_by_the_next(hom
     assert died_of(home.run(load, path="")) == signal.SIGSEGV
     answer = home.run(load, path="")
     assert answer.ok and len(answer.warnings) == 1, answer
-    assert "[crashed the process that ran it]" in answer.warnings[0] and "Segmentation fault" in answer.warnings[0]
+    assert "[crashed on first run]" in answer.warnings[0] and "Segmentation fault" in answer.warnings[0]
     assert home.run(save, path="").ok
     answer = home.run(load, path="")
     assert answer.ok and answer.result and not answer.warnings, answer

@@ -34,7 +34,7 @@ def died_of(answer):
 
 
 def is_cold(answer):
-    is_said = len(answer.warnings) == 1 and "[crashed the process that ran it]" in answer.warnings[0]
+    is_said = len(answer.warnings) == 1 and "[crashed on first run]" in answer.warnings[0]
     return answer.ok and answer.result["compiled"] == 1 and is_said
 
 

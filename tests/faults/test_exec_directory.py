@@ -96,6 +96,10 @@ def test_unsafe_directory_is_refused_with_the_reason(home, shared_object, approv
     assert reason in answer.warnings[0] and str(approved) in answer.warnings[0], answer
     strict = load(home, shared_object, approved, strict=True)
     assert strict.error == "ExecutionError" and reason in strict.messages[0], strict
+    private = home.base / "private"
+    private.mkdir(mode=0o700)
+    moved = load(home, shared_object, private)
+    assert moved.ok and not moved.warnings and copies(private), moved
 
 
 @needs_root

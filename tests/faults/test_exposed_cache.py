@@ -106,7 +106,7 @@ def test_compile_worker_leaves_the_warning_to_its_parent(home):
     """Of which there are as many as cores."""
     home.cache.mkdir()
     home.cache.chmod(0o777)
-    assert home.run(load_scenes.check_exposure, directory=str(home.cache)).result == {"exposed directory": 1}
+    assert home.run(load_scenes.check_exposure, directory=str(home.cache)).result == {"directory writable by others": 1}
     worker = home.run(load_scenes.check_exposure_in_worker, directory=str(home.cache))
     assert worker.ok and worker.result == {}, worker
     strict = home.run(load_scenes.check_exposure_in_worker, directory=str(home.cache), strict=True)

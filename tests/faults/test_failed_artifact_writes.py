@@ -48,3 +48,5 @@ def test_file_in_place_of_the_folder_bypasses_the_save(home, scene):
     (warning,) = answer.warnings
     assert str(home.cache / "dynamo") in warning and "TORCHINDUCTOR_CACHE_DIR" in warning, answer
     assert "CacheWriteError" in home.run(scene, path="", strict=True).errors
+    elsewhere = home.run(scene, path="", env={"TORCHINDUCTOR_CACHE_DIR": str(home.base / "elsewhere")})
+    assert elsewhere.ok and not elsewhere.warnings and "unwritable" not in elsewhere.stats, elsewhere

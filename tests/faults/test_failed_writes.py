@@ -90,9 +90,15 @@ def test_key_that_cannot_be_made_bypasses_the_save_and_says_how_to_give_one(home
     home.base.joinpath("config").write_text("no directory")
     answer = home.run(model_scenes.compile_twice)
     assert answer.ok and len(answer.warnings) == 1, answer
-    assert "SAFECACHE_KEY_FILE" in answer.warnings[0]
+    assert "SAFECACHE_KEY_FILE" in answer.warnings[0] and answer.stats["no key"] >= 3, answer
     assert home.aot_entries == home.fx_entries == [], "nobody would take an entry without a seal"
     assert "KeyringError" in home.run(strict=True).errors
+    (home.base / "secret").write_bytes(os.urandom(32))
+    (home.base / "secret").chmod(0o600)
+    env = {"SAFECACHE_KEY_FILE": str(home.base / "secret")}
+    assert home.run(env=env).stats["saved"] == 3 and home.run(env=env, strict=True).hits == WARM
+    (home.base / "config").unlink()
+    assert home.run().stats["saved"] == 3 and home.run().hits == WARM
 
 
 def test_lost_key_is_said_once_with_both_ways_out(warm):

@@ -125,8 +125,10 @@ def test_library_that_is_not_attested_waits_for_the_lock(warm):
     for path in warm.cache.glob("??/*.so"):
         path.write_bytes(path.read_bytes()[:-1])
     with held(warm.cache):
-        answer = warm.run(env={"SAFECACHE_LOCK_TIMEOUT": "1"})
-    assert answer.ok and "lock" in answer.warnings[0], answer
+        answer = warm.run(env={"SAFECACHE_WAIT": "lock=1"})
+    assert answer.ok and "[lock held]" in answer.warnings[0], answer
+    again = warm.run()
+    assert again.ok and again.hits == WARM and not any("lock" in text for text in again.warnings), again
 
 
 def test_lock_file_of_torch_2_13_is_not_waited_for_where_it_is_not_needed(home):

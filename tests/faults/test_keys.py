@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
-from conftest import WARM
+from conftest import SOURCE, WARM
 from helpers.key_cases import PRIVATE, PUBLIC, revoked
 
 from safecache.signing import key_directory, key_files
@@ -34,8 +37,18 @@ def test_server_with_the_public_part_compiles_what_is_missing_and_saves_nothing(
     assert "only the public part" in answer.warnings[0]
 
 
+def trust(home, *options):
+    command = [sys.executable, "-m", "safecache", "keys", "trust", str(home.base / "server"), *options]
+    subprocess.run(command, env=home.environment | {"PYTHONPATH": str(SOURCE)}, check=True)
+
+
 def test_server_that_trusts_the_farm_hits_and_seals_with_its_own_key(farm):
-    key_directory.add(str(farm.keys / "keys"), PUBLIC)
+    refused = farm.run(strict=True)
+    assert "EntryRefusedError" in refused.errors and refused.stats["unknown key"] == 1, refused
+    trust(farm, "--namespace", "prod")
+    refused = farm.run(strict=True)
+    assert "EntryRefusedError" in refused.errors and refused.stats["key not allowed"] == 1, refused
+    trust(farm, "--namespace", "prod", "default")
     answer = farm.run()
     assert answer.ok and answer.hits == WARM and answer.warnings == [], answer
 

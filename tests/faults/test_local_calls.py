@@ -1,4 +1,4 @@
-"""A hit in a node-local level makes the system calls of one without the setting, and none for the shared directory."""
+"""A hit in a node-local tier makes the system calls of one without the setting, and none for the shared directory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Through a node-local level go Triton's kernels, results of autotuning and profiles too, to the shared one and from it."""
+"""Through a node-local tier go Triton's kernels, results of autotuning and profiles too, to the shared one and from it."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_result_of_autotuning_is_used_by_the_next_node(nodes):
 
     saved = nodes.run("a", artifact_scenes.save_tuning, filename=filename("a"), size=7, coordesc=True)
     assert saved.ok and not saved.warnings, saved
-    for _ in ("from the shared level", "from its own"):
+    for _ in ("from the shared tier", "from its own"):
         read = nodes.run("b", artifact_scenes.read_tuning, filename=filename("b"), strict=True)
         assert read.ok and read.result["size"] == 7, read
         if nodes.shared.exists():

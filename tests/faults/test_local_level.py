@@ -1,4 +1,4 @@
-"""A node-local level before a cache that nodes share: each node warm from what another has compiled, and by itself then."""
+"""A node-local tier before a cache that nodes share: each node warm from what another has compiled, and by itself then."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Nodes:
         self.home, self.shared = home, home.cache
 
     def local(self, name):
-        """Where the local level of the node lies, once it has one."""
+        """Where the local tier of the node lies, once it has one."""
         (place,) = (self.home.base / name).glob("safecache-local-*/*")
         return place
 
@@ -165,7 +165,7 @@ def test_local_level_that_cannot_be_used_costs_one_warning_and_the_shared_one_se
     fault(filled.home.base / "a")
     answer = filled.run("a")
     assert is_warm(answer) and len(answer.warnings) == 1, answer
-    assert "local level" in answer.warnings[0] and "SAFECACHE_TIERS" in answer.warnings[0], answer
+    assert "local tier" in answer.warnings[0] and "SAFECACHE_TIERS" in answer.warnings[0], answer
     shutil.rmtree(filled.shared)
     assert is_cold(filled.run("a")) and is_warm(filled.run("b")), "it is written too"
     strict = filled.run("a", strict=True)

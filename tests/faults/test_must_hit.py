@@ -44,7 +44,7 @@ def test_graph_that_is_gone_is_an_error_though_torch_takes_it_for_a_bypass(warm)
     answer = warm.run(lookup_scenes.looked_up, env=MUST_HIT)
     assert "FX graph cache" in answer.result["error"], answer
     # It is not looked up a second time, after the tracing.
-    assert answer.result["lookups"] == {"aot miss: entry missing": 1, "fx miss: evicted": 1}
+    assert answer.result["lookups"] == {"aot miss: missing entry": 1, "fx miss: evicted": 1}
 
 
 def test_graph_that_is_gone_is_an_error_where_the_other_cache_is_off(warm):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 
 import pytest
@@ -79,6 +80,9 @@ def test_probe_of_vector_instructions_is_made_elsewhere(noexec_cache):
     assert answer.result is True and len(answer.warnings) == 1, answer
     (said,) = answer.warnings
     assert f"{noexec_cache.cache} (tmpfs: rw,noexec" in said and ": export TORCHINDUCTOR_CACHE_DIR=/" in said
+    pasted = re.search(r"\[not executable\].*Help: export (TORCHINDUCTOR_CACHE_DIR)=(\S+)", said)
+    moved = noexec_cache.run(load_scenes.find_vector_instructions, env=dict([pasted.groups()]))
+    assert moved.result is True and not moved.warnings, moved
     stock = noexec_cache.run(load_scenes.find_vector_instructions, stock=True)
     assert stock.result is False and not stock.warnings, stock
     strict = noexec_cache.run(load_scenes.find_vector_instructions, strict=True)

@@ -41,7 +41,7 @@ def test_what_arrives_in_a_mega_cache_beside_a_name_that_is_refused_is_taken(hom
     answer = home.run(artifact_scenes.populate, artifacts=arrived)
     assert answer.ok and answer.result == {"autotune": ["ab/good.best_config"]}, answer
     assert (home.cache / "ab/good.best_config").exists()
-    assert len(answer.warnings) == 1 and "would leave" in answer.warnings[0], answer
+    assert len(answer.warnings) == 1 and "[unsafe name]" in answer.warnings[0], answer
 
 
 def test_profile_in_a_mega_cache_is_hit(home):

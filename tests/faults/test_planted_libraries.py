@@ -1,4 +1,4 @@
-"""Libraries of CUTLASS's kernels and of extensions: what somebody else put in their place is built anew, not loaded."""
+"""Libraries of CUTLASS's kernels and of extensions: what somebody else put in their place is rebuilt, not loaded."""
 
 from __future__ import annotations
 

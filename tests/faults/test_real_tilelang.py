@@ -295,7 +295,9 @@ def test_directory_that_others_can_write_to_is_not_used(full, what):
         if path.is_dir() and ".safecache" not in path.parts:
             path.chmod(0o777)
     answer = full.made(what)
-    assert answer.result == 1 and len(answer.warnings) == 1 and "[exposed directory]" in answer.warnings[0], answer
+    assert (
+        answer.result == 1 and len(answer.warnings) == 1 and "[directory writable by others]" in answer.warnings[0]
+    ), answer
     assert full.kept() == []
 
 
@@ -313,7 +315,9 @@ def test_kernel_that_others_can_write_to_is_made_anew(full, name):
     path = full.find("kernel_lib.so").parent / name
     path.chmod(0o777)
     answer = full.made()
-    assert answer.result == 1 and len(answer.warnings) == 1 and "[exposed directory]" in answer.warnings[0], answer
+    assert (
+        answer.result == 1 and len(answer.warnings) == 1 and "[directory writable by others]" in answer.warnings[0]
+    ), answer
     answer = full.made()
     assert answer.result == 0 and answer.warnings == [], answer
 

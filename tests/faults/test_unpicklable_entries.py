@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
+from conftest import WARM
 from scenes import model_scenes
 from scenes.model_scenes import PLACES, UNPICKLABLE
 
@@ -22,6 +23,12 @@ CASES = [
 ]
 
 
+def hits_without_it(home, **functorch):
+    """The second start, once the graph is saved."""
+    first, second = (home.run(model_scenes.compile_model, **functorch) for _ in range(2))
+    return first.ok and first.result["aot"]["hit"] == 0 and second.hits == WARM
+
+
 @pytest.mark.parametrize(("what", "place", "functorch"), CASES)
 def test_compile_goes_on_with_one_warning_that_names_the_path(home, what, place, functorch):
     answer = home.run(model_scenes.compile_with, injection=what, place=place, **functorch)
@@ -34,6 +41,9 @@ def test_compile_goes_on_with_one_warning_that_names_the_path(home, what, place,
         assert "scenes.py:" in text and "<lambda>" in text and "is a function" in text, answer
     assert home.aot_entries == [], "an entry that refers to a graph that was not saved would miss for ever"
     assert len(home.fx_entries) == (2 if place == "aot" else 0)
+    if what == "lambda":
+        assert "unpicklable" in answer.stats and ("incomplete" in answer.stats) == (place == "fx"), answer
+        assert hits_without_it(home, **functorch)
 
 
 @pytest.mark.parametrize("functorch", STRICT_TORCH, ids=STRICT_TORCH_IDS)
@@ -41,6 +51,7 @@ def test_graph_that_cannot_be_prepared_is_not_saved(home, functorch):
     answer = home.run(model_scenes.compile_with, injection="lambda", place="prepare", **functorch)
     assert answer.ok and answer.torch_warnings == [], answer
     assert len(answer.warnings) == 1 and "cannot be prepared" in answer.warnings[0], answer
+    assert answer.stats["could not prepare"] >= 1 and hits_without_it(home, **functorch), answer
 
 
 @pytest.mark.parametrize("place", [*PLACES, "prepare"])
@@ -118,6 +129,7 @@ def test_failure_of_another_compile_is_not_named_by_a_save(home):
 def test_uncacheable_graph_is_no_failure_where_torch_is_strict(home):
     answer = home.run(model_scenes.compile_uncacheable, strict_autograd_cache=True)
     assert answer.ok and len(answer.warnings) == 1 and "BypassAOTAutogradCache" in answer.warnings[0], answer
+    assert answer.stats["not cacheable"] == 1 and hits_without_it(home, strict_autograd_cache=True), answer
 
 
 def test_uncacheable_graph_stays_silent_by_default(home):

@@ -101,7 +101,7 @@ ELSEWHERE = {
     "signing/key_directory.py": "keys",
     "signing/key_files.py": "keys",
     "signing/keyring.py": "keys",
-    "tiers/levels.py": "a local level's root itself",
+    "tiers/levels.py": "a local tier's root itself",
     "metrics/__init__.py": "the metrics' directory",
     "code/packages.py": "packages, at the paths that their users give",
     "code/library_builds.py": "a private directory",

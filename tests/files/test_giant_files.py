@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from helpers import key_cases
 from helpers.caches import HOUR, Cache, key
 from helpers.fresh import forget_kernels
 from helpers.listed import entry, kernel
@@ -97,6 +98,11 @@ def test_entry_that_a_trusted_key_has_sealed_is_read_whatever_its_size(cache, mo
     path = entry(cache, "a", payload=payload)
     assert entry_files.read_entry(str(path), 100).startswith(payload)
     assert looked_up(cache, path) == [None] and events.counters() == {"verified": 1}
+    path.unlink()
+    path = entry(cache, "a", payload=payload, by=key_cases.MAC)
+    assert looked_up(cache, path) == [] and events.counters()["too large"] == 1
+    key_cases.put(key_cases.MAC)
+    assert looked_up(cache, path) == [None] and events.counters()["verified"] == 2
 
 
 @pytest.mark.parametrize(
@@ -258,7 +264,7 @@ def test_giant_is_not_copied_to_where_code_may_run(cache, tmp_path, settings):
     settings(SAFECACHE_EXEC_DIR=chosen)
     path = giant(cache.root / "ab" / "code.so")
     assert exec_directory.executable_path(str(path)) == str(path)
-    assert events.counters() == {"exec dir unusable": 1}
+    assert events.counters() == {"unusable exec directory": 1}
 
 
 def test_copy_that_has_become_a_giant_is_replaced(cache, tmp_path, settings):

@@ -332,7 +332,7 @@ def test_what_was_in_the_way_of_a_save_is_reported_once(tmp_path, documents, mon
     save_again()
     save_again()
     warned = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert len(warned) == 1 and "triton, a symbolic link, was in the way" in warned[0] and "quarantine" in warned[0]
+    assert len(warned) == 1 and "a symbolic link was in the place of" in warned[0] and "quarantine" in warned[0]
     settings(SAFECACHE_STRICT=1)
     with pytest.raises(EntryRefusedError, match="triton"):
         save_again()

@@ -79,7 +79,7 @@ class Cache:
         return [self.file(folder / file, age) for file in ("report.json", "stderr.txt", "reproduce.py")]
 
     def difference(self, name: str, age: float) -> list[Path]:
-        """The evidence of an entry that is compiled otherwise now."""
+        """The evidence of an entry that recompiles differently."""
         folder = self.root / ".safecache" / "differences" / f"aot-{hashlib.sha256(name.encode()).hexdigest()[:16]}"
         names = ("in_the_cache.entry", "compiled_now.entry", "difference.txt", "report.json")
         return [self.file(folder / file, age) for file in names]

@@ -14,6 +14,6 @@ def forget_kernels() -> None:
 
 
 def forget_levels() -> None:
-    """Which local levels there are, and what failed."""
+    """Which local tiers there are, and what failed."""
     levels._state.reset()
     fallback._state.reset()

@@ -56,7 +56,7 @@ def settings(monkeypatch):
 
 @pytest.fixture
 def shared(tmp_path, monkeypatch, settings):
-    """A cache that is to have a local level before it."""
+    """A cache that is to have a local tier before it."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "shared"))
     monkeypatch.setenv("_SAFECACHE_REDIRECTED", "")
     forget_levels()
@@ -67,7 +67,7 @@ def shared(tmp_path, monkeypatch, settings):
 
 @pytest.fixture
 def local(shared):
-    """The local level, in use."""
+    """The local tier, in use."""
     fallback.ensure_cache_directory(lambda: str(shared))
     return config.cache_directory()
 

@@ -30,7 +30,7 @@ def test_function_that_changed_upstream_makes_only_its_hook_stand_down(fake, sig
     )
     assert said.lines[0].startswith(STAND_DOWNS[signature])
     (warning,) = said.warnings
-    assert SAVE_GRAPH in warning and STAND_DOWNS[signature] in warning and "stood down" in warning
+    assert SAVE_GRAPH in warning and STAND_DOWNS[signature] in warning and "hook inactive" in warning
 
 
 def test_function_whose_hook_stands_down_is_the_stock_object(fake):
@@ -69,7 +69,7 @@ def test_standing_down_is_said_once_and_counted(fake):
         FAKE_TORCH_SIGNATURE="unknown",
     )
     assert len(said.warnings) == 1, said.errors
-    assert said.lines == ["{'stood down': 4}"]
+    assert said.lines == ["{'hook inactive': 4}"]
 
 
 def test_hook_is_put_on_once_the_function_is_what_we_know(fake):

@@ -225,7 +225,7 @@ def test_an_op_that_raises_when_it_is_looked_at_is_reported_and_a_miss(isolated,
     sealed = {omitted.FIELD: '{"files":{},"ops":{"shop.op.default":{"schema":"shop::op() -> ()"}}}'}
     refusal = omitted.refusal(Ref(Kind.FX_ENTRY, "key"), sealed)
     assert refusal is not None and "SAFECACHE_ASSUME_UNCHANGED=shop.op.default" in refusal.evidence
-    assert events.counters() == {"not explained": 1}
+    assert events.counters() == {"key not recorded": 1}
     settings(SAFECACHE_ASSUME_UNCHANGED="shop.op.default")
     assert omitted.refusal(Ref(Kind.FX_ENTRY, "key"), sealed) is None
 

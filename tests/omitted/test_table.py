@@ -9,7 +9,7 @@ import safecache
 from safecache.omitted import PARTS
 
 PAGE = Path(safecache.__file__).parent / "guide" / "wrong_hits.md"
-ROW = re.compile(r"(?m)^\| (.+) \| compiled anew \| (.+) \| \[\S+\]\((https://\S+)\) \|$")
+ROW = re.compile(r"(?m)^\| (.+) \| recompiled \| (.+) \| \[\S+\]\((https://\S+)\) \|$")
 
 
 def test_the_guide_has_each_row():

@@ -17,6 +17,14 @@ ELSEWHERE = re.compile(r"SAFECACHE_\w+|__\w+__|" + "|".join(sorted(sys.stdlib_mo
 UPSTREAM = {"extra_ldflags", "verbose", "code_state_path", "sm_90", "kernel", "strerror", "all_hit", "missing"}
 
 
+# A pronoun, a preposition or a relative word, whose noun the reader would have to guess.
+OPENER = re.compile(
+    r"(It|Its|They|Them|That|Those|These|This|One|None|Who|Whose|What|Which|Of|As|In|On|To|For|By|With|From|At|Where|When|Once|"
+    r"All|Another|Such|Some|Any|Nothing|Like)\b"
+)
+LONGEST = 30
+
+
 def docstrings(node):
     return {ast.get_docstring(each, clean=False) for each in ast.walk(node) if isinstance(each, DOCUMENTED)}
 
@@ -60,3 +68,24 @@ def test_renamed_parameter_is_found():
     text = 'def settle(judge, discard):\n    """Both are called again if ``{}`` returns False."""\n    return judge() or discard()\n'
     assert of_source(text.format("discard")) == []
     assert of_source(text.format("set_aside")) == [("settle", "set_aside")]
+
+
+def offences(text):
+    """First lines that open badly, and sentences of too many words."""
+    for text in filter(None, docstrings(ast.parse(text))):
+        if OPENER.match(text):
+            yield text.partition("\n")[0]
+        sentences = re.split(r"(?<=[.:;])\s+|\n\n", re.sub(r"\n(?!\n)", " ", text))
+        yield from (sentence for sentence in sentences if len(sentence.split()) > LONGEST)
+
+
+def test_docstrings_open_with_a_verb_or_a_noun_and_their_sentences_are_short():
+    found = {str(path.relative_to(PACKAGE)): list(offences(path.read_text())) for path in PACKAGE.rglob("*.py")}
+    assert {path: texts for path, texts in found.items() if texts} == {}
+
+
+def test_pronoun_and_long_sentence_are_found():
+    good = "Return the path of the record"
+    assert list(offences(f'def f():\n    """{good}."""')) == []
+    assert list(offences('def f():\n    """It has run, and well."""')) == ["It has run, and well."]
+    assert len(list(offences(f'def f():\n    """{good}{" and of its seal" * 8}."""'))) == 1

@@ -73,7 +73,7 @@ def everything(tmp_path, settings, monkeypatch):
     lease = flights.open_lease(Ref(Kind.FX_ENTRY, "a", root))
     assert lease.try_to_hold()
     lease.sign(time.time())
-    assert markers.own(root) is not None
+    assert markers.own(root, 0.0) is not None
     strikes.add(root, ["ab/cabc.so"], Blame.UNSURE, Reason.CRASHED_RUN, time.time())
     recompile_check.keep(root, (Kind.FX_ENTRY, "a"), b"a", b"b", "", {})
     record = key_records.KeyRecord(Kind.FX_ENTRY, "f" + "a" * 51, "name", time.time(), ())

@@ -1,4 +1,4 @@
-"""What follows from an entry that is compiled otherwise now, on disks that are full, and at the end of the program."""
+"""What follows from an entry that recompiles differently, on disks that are full, and at the end of the program."""
 
 from __future__ import annotations
 
@@ -64,14 +64,14 @@ def test_both_are_kept_and_the_entry_is_set_aside_but_not_twice(cache, hit, capl
     assert (report["kind"], report["cache_key"], report["path"]) == ("aot_autograd", hit.ref.key, hit.origin)
     [moved] = aside(cache)
     assert moved.read_bytes() == hit.content and not os.path.exists(hit.origin)
-    assert f"AOTAutograd entry {hit.origin} is compiled otherwise now" in caplog.text
+    assert f"AOTAutograd entry {hit.origin} recompiles differently" in caplog.text
     assert str(place) in caplog.text and f"moved to {moved}" in caplog.text and "+b" in caplog.text
 
     entry(cache, "a")
     assert recompile_check.report_difference(hit, b"made", DIFFERENCES) == ""
     assert os.path.exists(hit.origin) and aside(cache) == [moved]
     assert "It has differed before, and is left" in caplog.messages[-1]
-    assert events.counters() == {"compiled otherwise now": 2, "quarantined": 1}
+    assert events.counters() == {"recompile differs": 2, "quarantined": 1}
     assert [each.levelname for each in caplog.records] == ["WARNING", "DEBUG"], "said once"
 
 
@@ -91,7 +91,7 @@ def test_full_disk_costs_the_evidence_and_no_more(cache, hit, caplog, call, is_a
 
 def test_entry_that_lies_nowhere_is_told_by_its_key(hit, caplog):
     recompile_check.report_difference(Found(hit.ref._replace(root=""), hit.content, ""), b"made", DIFFERENCES)
-    assert f"AOTAutograd entry {hit.ref.key} is compiled otherwise now" in caplog.text
+    assert f"AOTAutograd entry {hit.ref.key} recompiles differently" in caplog.text
 
 
 def test_what_is_kept_is_told_though_no_room_can_be_made(hit, monkeypatch):
@@ -150,7 +150,7 @@ def test_a_lower_tier_stays_as_it_is(cache, hit, caplog, tmp_path, monkeypatch, 
     assert place.startswith(f"{tmp_path}/own/.safecache/") if has_own else place == ""
     assert not (tmp_path / ".safecache").exists() and not (cache.root / ".safecache").exists()
     assert Path(hit.origin).read_bytes() == hit.content
-    assert "It lies in a lower tier, and stays." in caplog.text
+    assert "It stays, because it is in a lower tier." in caplog.text
 
 
 @pytest.mark.parametrize("is_strict", [False, True])
@@ -162,7 +162,7 @@ def test_strict_mode_raises_nothing_and_lists_what_has_differed_at_the_end(hit, 
     recompile_check._say_at_the_end()
     said = [each.getMessage() for each in caplog.records if each.levelname == "ERROR"]
     assert len(said) == is_strict
-    assert all(f"1 entries are compiled otherwise now: AOTAutograd entry {hit.ref.key}" in _ for _ in said)
+    assert all(f"1 entries recompile differently: AOTAutograd entry {hit.ref.key}" in _ for _ in said)
 
 
 FORKS = """
@@ -193,7 +193,7 @@ def test_each_process_lists_its_own_at_its_end(tmp_path, how):
     environment = {"PYTHONPATH": str(SOURCE), "SAFECACHE_STRICT": "1", "HOME": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert done.stderr.count(f"1 entries are compiled otherwise now: FX graph entry the {how}'s") == 1
+    assert done.stderr.count(f"1 entries recompile differently: FX graph entry the {how}'s") == 1
 
 
 def test_run_tells_what_was_verified(cache, hit, monkeypatch):
@@ -206,5 +206,5 @@ def test_run_tells_what_was_verified(cache, hit, monkeypatch):
     recompile_check.report_uncompared("it", "somewhere")
     history._end()
     summary = run_summary.summarise(run_summary.read(str(cache.root)), run_summary.LAST)
-    expected = {"compiled alike again": 2, "compiled otherwise now": 1, "not compiled again": 1}
+    expected = {"recompile matches": 2, "recompile differs": 1, "not recompiled": 1}
     assert summary.counts.items() >= expected.items()

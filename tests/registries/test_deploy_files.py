@@ -138,7 +138,10 @@ def test_files_of_the_guide_from_the_farm_to_a_server(served, tmp_path):
         for name in rest.replace("--from=warm ", "").split()[:-1]:
             shutil.copy(farm.base / name[1:] if name.startswith("/") else work / name, node.base / "opt" / "server")
     (line,) = [rest for word, rest in final if word == "RUN"]
+    node.user = None  # an image is built by root
     node.do(["sh", "-ec", line], environment(final))
+    node.user = 4711
+    assert (node.base / "etc" / "safecache" / "keys").stat().st_mode & 0o055 == 0o055
     (command,) = [json.loads(rest) for word, rest in final if word == "CMD"]
     node.do(command, environment(final), SAFECACHE_STRICT="misses=1")
     assert_all_hit(node.found())

@@ -7,6 +7,7 @@ import threading
 import pytest
 
 from safecache.remote import client, stores
+from safecache.reporting import events
 
 
 def test_remote_that_fails_once_is_left_alone_and_asked_again_after_a_while(monkeypatch):
@@ -31,7 +32,7 @@ def test_remote_that_fails_once_is_left_alone_and_asked_again_after_a_while(monk
         remote.read(["a"])
     with pytest.raises(client.Unavailable):
         remote.read(["a"])
-    assert len(requests) == 1
+    assert len(requests) == 1 and events.counters()["remote unavailable"] == 1
     moments[0] = client.PATIENCE + 1
     assert remote.read(["a"]) == {"a": b"content"}
 

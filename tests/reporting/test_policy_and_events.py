@@ -110,7 +110,7 @@ def test_default_mode_never_raises_and_does_the_rest_alike(reason):
 def test_default_mode_warns_once_and_counts_every_time(reason, caplog):
     for _ in range(3):
         events.report(reason, "what happened.", cause="a cause", remedy="The remedy.")
-    text = f"safecache: what happened. [{reason.value}] The remedy. (logged once per process)"
+    text = f"safecache: what happened. [{reason.value}] The remedy. (logged once per process; see {reason.help})"
     text += f" [pid {os.getpid()}]"
     said = TABLE[reason][1]
     assert [(r.name, r.levelno, r.getMessage()) for r in caplog.records] == [
@@ -145,7 +145,7 @@ def test_strict_mode_raises_with_the_cause_every_time_and_warns_never(reason, se
             events.report(reason, "what happened.", remedy="The remedy.", error=cause)
         assert type(caught.value) is TABLE[reason][2]
         assert caught.value.__cause__ is cause
-        assert str(caught.value) == f"safecache: what happened. [{reason.value}] The remedy."
+        assert str(caught.value) == f"safecache: what happened. [{reason.value}] The remedy. (see {reason.help})"
     assert events.counters() == {reason.value: 2} and not caplog.records
 
 

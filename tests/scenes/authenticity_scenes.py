@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import logging
 import os
 import pickle
 import shutil
@@ -602,10 +603,24 @@ def _cell(sink: Sink, attack, strict: bool, key: Key | None = None, flow=lambda 
     with _settings(SAFECACHE_STRICT=str(int(strict))):
         during = attack(sink, Forger(sink, key))
         events._state.reset()
-        with during or contextlib.nullcontext(), flow(sink) or contextlib.nullcontext():
+        with during or contextlib.nullcontext(), flow(sink) or contextlib.nullcontext(), _listening() as said:
             outcome = sink.attempt()
             sealed = sink.is_sealed_anew()
-    return {"ran": sink.marker.exists(), "outcome": outcome, "counts": events.counters(), "sealed": sealed}
+    found = {"ran": sink.marker.exists(), "outcome": outcome, "counts": events.counters(), "sealed": sealed}
+    return found | {"said": said}
+
+
+@contextlib.contextmanager
+def _listening():
+    """What is logged in this block."""
+    said = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: said.append(record.getMessage())
+    logging.getLogger("safecache").addHandler(handler)
+    try:
+        yield said
+    finally:
+        logging.getLogger("safecache").removeHandler(handler)
 
 
 # --- what a process holds of keys when it meets what was sealed with the key of a farm

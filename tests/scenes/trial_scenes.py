@@ -198,7 +198,7 @@ def spoiling(what):
 
 
 def save_spoiled(save, path, what=""):
-    """Have one of artifact_scenes save an artifact, compiled anew, which does this as well when it is run."""
+    """Have one of artifact_scenes save an artifact, recompiled, which does this as well when it is run."""
     _forget_entries()
     with spoiling(what) if what else contextlib.nullcontext():
         pkgutil.resolve_name(save)(path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 
 import pytest
 from conftest import needs_root
@@ -165,6 +166,10 @@ def test_problem_is_said_once_and_names_the_file(caplog):
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
     assert str(path) in caplog.text and "[key refused]" in caplog.text
     assert events.counters() == {"key refused": 1}
+    (mode,) = re.findall(r"chmod (\d+)", caplog.text)
+    path.chmod(int(mode, 8))
+    keyring.renew()
+    assert keyring.current().find(MAC.id) == MAC
 
 
 # --- a directory that cannot be believed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 
 import pytest
 from conftest import needs_root
@@ -55,14 +56,18 @@ def test_is_said_once_with_the_evidence_and_every_remedy(exposed, caplog):
         "SAFECACHE_TRUST=shared",
     ):
         assert words in record.getMessage()
-    assert events.counters() == {"exposed directory": 1}
+    assert events.counters() == {"directory writable by others": 1}
+    subprocess.run(["chmod", "-R", "go-w", str(exposed)], check=True)
+    session.reset()
+    directory_faults.check(str(exposed))
+    assert len(caplog.records) == 1
 
 
 def test_two_directories_below_the_one_at_fault_are_one_warning(exposed, caplog):
     for name in ("one", "other"):
         (exposed / name).mkdir()
         directory_faults.check(str(exposed / name))
-    assert len(caplog.records) == 1 and events.counters() == {"exposed directory": 2}
+    assert len(caplog.records) == 1 and events.counters() == {"directory writable by others": 2}
 
 
 def test_is_looked_at_once_a_process(exposed, monkeypatch):
@@ -90,7 +95,7 @@ def test_directory_that_is_not_there_yet_is_looked_at_when_it_is(root):
     (root / "later").mkdir()
     (root / "later").chmod(0o777)
     directory_faults.check(str(root / "later"))
-    assert events.counters() == {"exposed directory": 1}
+    assert events.counters() == {"directory writable by others": 1}
 
 
 @needs_root
@@ -128,7 +133,7 @@ def settle(root):
 @pytest.mark.parametrize("use", [keep, judge, settle])
 def test_whatever_is_sealed_or_verified_below_it_is_said(exposed, use):
     use(exposed)
-    assert events.counters()["exposed directory"] == 1
+    assert events.counters()["directory writable by others"] == 1
 
 
 def test_strict_error_leaves_a_lookup_though_torch_swallows_it(exposed, settings):

@@ -1,4 +1,4 @@
-"""Where a local level lies, what is sent to the shared one, and that nothing else of that is touched."""
+"""Where a local tier lies, what is sent to the shared one, and that nothing else of that is touched."""
 
 from __future__ import annotations
 
@@ -250,7 +250,7 @@ def test_publishing_starts_a_sweep_of_the_local_level_and_none_of_the_shared_one
     entry_files.publish(f"{shared}/ab/c.so", b"content", str(shared))
     assert started == [local]
     config.end_redirection()
-    forget_levels()  # as in a process whose local level cannot be used
+    forget_levels()  # as in a process whose local tier cannot be used
     entry_files.publish(f"{shared}/ab/c.so", b"content", str(shared))
     assert started == [local]
     entry_files.publish(str(tmp_path / "triton" / "KEY" / "k.json"), b"content", str(tmp_path / "triton"))

@@ -65,7 +65,7 @@ def dies(cache, *, said="", names=NAMES, trial=True, number=1, around=None):
     for _ in range(number):
         pid = os.fork()
         if not pid:
-            marker = markers.own(str(cache))
+            marker = markers.own(str(cache), time.time())
             if around is not None:
                 header = {"pid": os.getpid(), "began": time.time(), "around": around}
                 os.pwrite(marker.descriptor, framed(marker.name, header), 0)
@@ -150,7 +150,7 @@ def test_trial_that_has_ended_is_none(cache, monkeypatch):
 
 def test_process_that_lives_is_let_be(cache):
     """And not waited for."""
-    marker = markers.own(str(cache))
+    marker = markers.own(str(cache), time.time())
     marker.arm(NAMES)
     pid = os.fork()
     if not pid:
@@ -164,7 +164,7 @@ def test_process_is_dead_although_its_child_lives(cache):
     read, write = os.pipe()
     pid = os.fork()
     if not pid:
-        markers.own(str(cache)).arm(NAMES)
+        markers.own(str(cache), time.time()).arm(NAMES)
         if not os.fork():
             os.write(write, b"%d" % os.getpid())
             signal.pause()
@@ -376,7 +376,7 @@ def test_record_of_another_cache_counts_for_nothing(cache, tmp_path, settings):
 
 def test_process_without_a_key_leaves_no_marker(cache, monkeypatch):
     monkeypatch.setattr(side_records, "seal_record", lambda *_: None)
-    assert markers.own(str(cache)) is None and not markers_in(cache).exists()
+    assert markers.own(str(cache), time.time()) is None and not markers_in(cache).exists()
 
 
 @needs_root
@@ -551,9 +551,9 @@ def test_what_was_set_aside_and_why_is_listed_by_name(cache, run):
         looks(cache)
     found = json.loads(run("ls", "--crashed", "--json", cache).out)["first_runs"]
     assert {(each["what"], each["state"]) for each in found} == {
-        ("FX graph entry fabkey", "set aside at the next death"),
-        ("AOTAutograd entry akey", "not looked up for 30 days"),
-        (LIBRARY, "set aside"),
+        ("FX graph entry fabkey", "quarantined at the next crash"),
+        ("AOTAutograd entry akey", "compiled at every start for 30 days"),
+        (LIBRARY, "quarantined"),
         (audit._ELSEWHERE, "set aside"),
     }
     assert all(units.parse_time(each["moment"]) <= time.time() and each["root"] == str(cache) for each in found)
@@ -572,13 +572,13 @@ def test_note_in_quarantine_says_why(cache):
 
 
 def test_end_of_a_process_leaves_no_marker(cache):
-    assert markers.own(str(cache)) is not None and runs(cache)
+    assert markers.own(str(cache), time.time()) is not None and runs(cache)
     markers._own.reset()
     assert runs(cache) == []
 
 
 def test_more_at_once_than_there_is_room_for_is_not_noted(cache):
-    marker = markers.own(str(cache))
+    marker = markers.own(str(cache), time.time())
     slots = [marker.arm(NAMES) for _ in range(20)]
     assert slots.count(None) == 20 - markers._SLOTS
     marker.disarm(slots[0])

@@ -64,7 +64,8 @@ def test_stamp_of_a_clock_that_was_wrong_stops_no_sweep(tmp_path, started, setti
     assert len(started) == 2
 
 
-def test_sweep_that_cannot_be_started_is_one_warning_and_no_error(tmp_path, settings, monkeypatch, caplog):
+def test_sweep_that_cannot_be_started_is_one_warning_and_no_error(tmp_path, settings, monkeypatch, caplog, run):
+    aged = Cache(tmp_path, time.time()).aot("old", 40 * DAY)
     limits._next.reset()
     monkeypatch.setattr(limits.sys, "executable", "/nowhere/python")
     settings(SAFECACHE_MAX_AGE="30d", SAFECACHE_STRICT=1)
@@ -72,9 +73,10 @@ def test_sweep_that_cannot_be_started_is_one_warning_and_no_error(tmp_path, sett
     limits._next.reset()
     (tmp_path / ".safecache" / "gc.stamp").unlink()
     publish(tmp_path)
-    assert events.counters()["not trimmed"] == 2
+    assert events.counters()["over limit"] == 2
     [record] = caplog.records
     assert "No such file or directory: '/nowhere/python'" in record.message and "safecache gc" in record.message
+    assert aged.exists() and run("gc", tmp_path).code == 0 and not aged.exists()
 
 
 @pytest.mark.parametrize(

@@ -77,6 +77,14 @@ def test_entry_of_a_key_that_is_revoked_or_expired_is_not_sealed_again(run, cach
     assert said.code == 1 and reason in said.out and MAC.id.hex() in said.out and path.exists()
 
 
+def test_entry_that_is_signed_again_before_its_key_expires_stays_good(run, cache):
+    put(MAC)
+    cache(sealed(MAC))
+    assert run("sign", cache.root).code == 0
+    put(key_cases.expired(MAC))
+    assert run("verify", cache.root).code == 0
+
+
 @pytest.mark.parametrize("command", ["sign", "adopt"])
 def test_entry_of_another_namespace_is_not_sealed_again(run, cache, command):
     path = cache(sealed(keyring.current().signing, namespace="prod"))
@@ -185,6 +193,9 @@ def test_farm_seals_and_a_server_with_the_public_part_verifies_until_it_is_revok
     assert command("server", "revoke", key_id[:8]).code == 0
     refused = command("server", "verify", cache.root)
     assert refused.code == 1 and "[revoked key]" in refused.out
+    (entry,) = (path for path in cache.root.rglob("*") if str(path) in refused.out and path.is_file())
+    entry.unlink()
+    assert command("server", "verify", cache.root).code == 0
 
 
 def test_bad_namespace_exits_78_in_one_line():

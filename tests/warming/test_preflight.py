@@ -232,7 +232,7 @@ def test_other_torch_is_named_alone(copied):
 def test_cache_without_anything_and_one_without_records_are_told_apart(copied, tmp_path):
     (tmp_path / "empty").mkdir()
     said = copied.say("preflight", str(tmp_path / "empty"))
-    assert said.returncode == 1 and "nothing that is compiled lies there" in said.stdout
+    assert said.returncode == 1 and "it has no compiled files" in said.stdout
     assert copied.say("preflight", str(tmp_path / "none")).returncode == 1
     shutil.rmtree(copied.cache / ".safecache" / "keys")
     report = copied.check()
