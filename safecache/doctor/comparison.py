@@ -121,7 +121,7 @@ _REMEDIES = {
     Reason.UNKNOWN_KEY: "Give this process that key: SAFECACHE_KEY_FILE=FILE, or safecache keys trust FILE.",
     Reason.UNSEALED: "Fill the cache with safecache active, or seal it there once, on your word: safecache adopt DIR.",
     Reason.REVOKED_KEY: "Fill the cache again, sealed with another key.",
-    Reason.EXPIRED_KEY: "Trust the key that follows it, and seal there with that: safecache sign DIR.",
+    Reason.EXPIRED_KEY: "Fill the cache again, and run safecache sign DIR with the next key before a key expires.",
     Reason.KEY_NOT_ALLOWED: "If it should supply this namespace: safecache keys trust FILE --namespace PATTERN.",
 }
 

@@ -103,7 +103,7 @@ def _most() -> float | None:
     distributed = _group()
     if distributed is None:
         return float("inf")
-    return None if _meet() else _SHARE * _timeout(distributed)
+    return None if _meet() else _budget(distributed)
 
 
 def _find_group() -> tuple[float, int] | None:
@@ -111,7 +111,7 @@ def _find_group() -> tuple[float, int] | None:
     distributed = _group()
     if distributed is None:
         return None
-    return _SHARE * _timeout(distributed), sum(map(_collectives, list(distributed.distributed_c10d._world.pg_map)))
+    return _budget(distributed), sum(map(_collectives, list(distributed.distributed_c10d._world.pg_map)))
 
 
 def _collectives(group: Any) -> int:
@@ -195,16 +195,17 @@ def _all_hit(hit: bool, kind: Kind) -> bool:
         return hit
     if state.has_given_up:
         return hit
+    seconds = min(_MOST, _budget(distributed))
     try:
         store = distributed.distributed_c10d._get_default_store()
         rank, size, number = distributed.get_rank(), distributed.get_world_size(), next(state.numbers)
         names = [f"safecache/agreement/{number}/{each}" for each in range(size)]
         store.set(names[rank], b"hit" if hit else b"miss")
-        store.wait(names, timedelta(seconds=_MOST))
+        store.wait(names, timedelta(seconds=seconds))
         return all(store.get(name) == b"hit" for name in names)
     except Exception as error:  # of whatever store it is
         state.has_given_up = True
-        events.log_line(logging.WARNING, _TOO_LATE.format(_MOST, type(error).__name__))
+        events.log_line(logging.WARNING, _TOO_LATE.format(seconds, type(error).__name__))
         return hit
 
 
@@ -225,6 +226,12 @@ def _is_set(place: tuple[str, str]) -> bool:
     for name in place[1].split("."):
         found = getattr(found, name, False)
     return bool(found)
+
+
+def _budget(distributed: Any) -> float:
+    """Return the seconds a rank may wait. Stages of a pipeline share them, since each stands in recv for the others."""
+    is_pipeline = "torch.distributed.pipelining.stage" in sys.modules
+    return _SHARE * _timeout(distributed) / (distributed.get_world_size() if is_pipeline else 1)
 
 
 def _timeout(distributed: Any) -> float:

@@ -72,8 +72,9 @@ def examine(content: bytes, kind: Kind, cache_key: str, path: str | None) -> Cou
         objection = ownership.why_not_private(path)
         if objection is None:
             return contradiction(content, kind, cache_key) or Count.ACCEPTED_PRIVATE
-        return Refusal(Reason.NOT_PRIVATE, f"others could have written it: {objection}", _adopt_remedy(path))
-    return unattested(verdict, keys, _adopt_remedy(path))
+        remedy = f"Help: chmod -R go-w {layout.cache_root(path)}; the next save seals the entry"
+        return Refusal(Reason.NOT_PRIVATE, f"others could have written it: {objection}", remedy)
+    return unattested(verdict, keys, _adopt_remedy(path) if verdict.key_id is None else "")
 
 
 def is_observed(refusal: Refusal, kind: Kind, where: str) -> bool:
@@ -132,7 +133,7 @@ _EVIDENCE = {
 }
 _REMEDIES = {
     Reason.REVOKED_KEY: "Help: remove what the key sealed, which safecache verify DIR lists",
-    Reason.EXPIRED_KEY: "Help: trust its successor and re-seal the entries: safecache sign DIR",
+    Reason.EXPIRED_KEY: "Help: next time run safecache sign DIR with the new key before the old one expires",
     Reason.OTHER_NAMESPACE: "Help: give every namespace its own cache directory",
     Reason.KEY_NOT_ALLOWED: "Help: safecache keys trust FILE --namespace PATTERN",
     Reason.UNKNOWN_FORMAT: "Help: install the same release of safecache everywhere",
@@ -167,7 +168,7 @@ def unattested(verdict: seal.Verdict, keys: keyring.Keyring, remedy: str) -> Ref
     return Refusal(
         Reason.UNKNOWN_KEY,
         f"sealed by key {verdict.key_id.hex()}, which this process does not trust: {ours}",
-        _TRUST_REMEDY,
+        f"{_TRUST_REMEDY}. {remedy}" if remedy else _TRUST_REMEDY,
     )
 
 

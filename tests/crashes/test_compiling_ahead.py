@@ -90,7 +90,7 @@ def test_what_was_compiled_ahead_is_taken_in_its_turn(given, root, under_way):
 def test_compile_that_is_known_to_crash_starts_nothing(monkeypatch, root):
     crashed(root, "bad")
     monkeypatch.setattr(client, "current", pytest.fail)
-    with pytest.raises(TritonCompileCrash, match="is not compiled"):
+    with pytest.raises(TritonCompileCrash, match="not compiling kernel"):
         compiling.obtain(request("bad", root), None)
 
 

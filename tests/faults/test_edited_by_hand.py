@@ -58,5 +58,5 @@ def test_source_written_by_hand_is_loaded_by_its_text_or_its_hash(home, how, str
         assert answer.ok and answer.result == 7 and not answer.warnings, answer
         return
     assert answer.errors == ["EntryRefusedError"] and not answer.warnings, answer
-    assert f"{path} is not loaded" in answer.messages[0] and "PyCodeCache.load()" in answer.messages[0], answer
+    assert f"{path} [" in answer.messages[0] and "PyCodeCache.load()" in answer.messages[0], answer
     assert path.exists(), "a file of the user's own is left alone"

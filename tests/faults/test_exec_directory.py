@@ -107,7 +107,10 @@ def test_directory_that_is_itself_noexec_is_refused(home, refused):
     point = refused.parent
     answer = load(home, refused, point)
     assert answer.error == "OSError" and len(answer.warnings) == 1, answer
-    assert f"SAFECACHE_EXEC_DIR={point} is not used: it lies on {point} (tmpfs: rw,noexec" in answer.warnings[0]
+    assert (
+        f"SAFECACHE_EXEC_DIR={point} [unusable exec directory]: it is on {point} (tmpfs: rw,noexec"
+        in answer.warnings[0]
+    )
 
 
 @needs_root

@@ -80,7 +80,7 @@ def test_file_in_the_place_of_a_kernel_s_directory_is_moved_away(home):
     group.parent.write_text("in the way")
     answer = home.run(kernel_scenes.compile_kernel)
     (warning,) = answer.warnings
-    assert answer.ok and answer.result["compiled"] and "was in the way" in warning, answer
+    assert answer.ok and answer.result["compiled"] and "was in the place of" in warning, answer
     assert not home.run(kernel_scenes.compile_kernel).result["compiled"]
 
 

@@ -246,7 +246,9 @@ def test_entry_points_of_0_1_0_activate(server):
 
 def test_hook_that_stands_down_is_a_warning_in_default_mode(server):
     said = server("load()", SAFECACHE="1", FAKE_TORCH_SIGNATURE="unknown")
-    assert said.returncode == 0 and len(said.warnings) == 1 and "stands down" in said.warnings[0], said.errors
+    assert said.returncode == 0 and len(said.warnings) == 1 and "is inactive [hook inactive]" in said.warnings[0], (
+        said.errors
+    )
 
 
 def test_server_that_logs_at_info_says_once_that_it_is_active(server):

@@ -70,9 +70,9 @@ def test_renamed_parameter_is_found():
     assert of_source(text.format("set_aside")) == [("settle", "set_aside")]
 
 
-def offences(text):
+def offences(source):
     """First lines that open badly, and sentences of too many words."""
-    for text in filter(None, docstrings(ast.parse(text))):
+    for text in filter(None, docstrings(ast.parse(source))):
         if OPENER.match(text):
             yield text.partition("\n")[0]
         sentences = re.split(r"(?<=[.:;])\s+|\n\n", re.sub(r"\n(?!\n)", " ", text))

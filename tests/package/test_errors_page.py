@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import ast
 import fnmatch
 import re
 from pathlib import Path

@@ -136,8 +136,8 @@ def test_death_with_nothing_on_trial_counts_for_nothing(cache):
 def test_trial_that_has_ended_is_none(cache, monkeypatch):
     own = markers.own
 
-    def twice(place):
-        marker = own(place)
+    def twice(place, began):
+        marker = own(place, began)
         marker.disarm(marker.arm([LIBRARY]))
         return marker
 
@@ -518,7 +518,7 @@ def test_strikes_end_after_a_month(cache, monkeypatch):
 
 
 def test_child_of_multiprocessing_leaves_none(cache):
-    child = multiprocessing.get_context("fork").Process(target=markers.own, args=(str(cache),))
+    child = multiprocessing.get_context("fork").Process(target=markers.own, args=(str(cache), 0.0))
     child.start()
     child.join()
     assert child.exitcode == 0 and os.listdir(markers_in(cache)) == []
@@ -554,11 +554,11 @@ def test_what_was_set_aside_and_why_is_listed_by_name(cache, run):
         ("FX graph entry fabkey", "quarantined at the next crash"),
         ("AOTAutograd entry akey", "compiled at every start for 30 days"),
         (LIBRARY, "quarantined"),
-        (audit._ELSEWHERE, "set aside"),
+        (audit._ELSEWHERE, "quarantined"),
     }
     assert all(units.parse_time(each["moment"]) <= time.time() and each["root"] == str(cache) for each in found)
     lines = run("ls", "--crashed", cache).lines
-    assert len(lines) == 4 and any(line.endswith(f"first run of {LIBRARY} (set aside)") for line in lines)
+    assert len(lines) == 4 and any(line.endswith(f"first run of {LIBRARY} (quarantined)") for line in lines)
     run("forget", "--all", "--in", cache)
     assert run("ls", "--crashed", cache).lines == []
 

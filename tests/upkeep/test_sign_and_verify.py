@@ -173,7 +173,7 @@ def test_path_that_is_not_there_or_in_no_cache_is_an_error_and_nothing_is_done(r
     assert "No such file" in run(command, path, tmp_path / "absent").err
     (tmp_path / "elsewhere").write_bytes(path.read_bytes())
     said = run(command, path, tmp_path / "elsewhere")
-    assert said.code == 1 and "lies in no cache directory" in said.err and path.exists()
+    assert said.code == 1 and "is in no cache directory" in said.err and path.exists()
 
 
 def test_farm_seals_and_a_server_with_the_public_part_verifies_until_it_is_revoked(run, cache, settings, tmp_path):
