@@ -86,7 +86,7 @@ def test_object_that_is_too_large_is_not_read(filled, new_home):
         client.set(name, content + b"x" * 2_000_000)
     answer = same_keys(first, new_home).run(env=env | {"SAFECACHE_REMOTE_MAX_BYTES": "1MB"})
     assert answer.ok and answer.hits == (0, 0), answer
-    assert len(answer.warnings) == 1 and "max_bytes in its URL" in answer.warnings[0], answer.warnings
+    assert len(answer.warnings) == 1 and "raise max_bytes in" in answer.warnings[0], answer.warnings
 
 
 def test_half_of_the_objects_gone(filled, new_home):

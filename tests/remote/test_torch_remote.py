@@ -153,7 +153,7 @@ def test_value_larger_than_may_be_fetched_is_a_miss(host, filled):
     env = at(port_of(filled)) | {"SAFECACHE_REMOTE_MAX_BYTES": "1000"}
     answer = host().run(model_scenes.compile_with_redis, env=env)
     assert answer.ok and answer.hits == (0, 0), answer
-    assert len(answer.warnings) == 1 and "max_bytes in its URL" in answer.warnings[0], answer
+    assert len(answer.warnings) == 1 and "raise max_bytes in" in answer.warnings[0], answer
 
 
 @pytest.mark.parametrize("bundle", [b"\x00\xff", b"[]", b'{"x.best_config": {"time_saved_ns": "long"}}'])
