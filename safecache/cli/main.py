@@ -142,13 +142,13 @@ def add_help(parser: argparse.ArgumentParser) -> None:
     )
 
 
-# What the reader needs, in this order, and the pages of safecache/guide for that.
+# Parts of the guide in the order of `safecache help`, and their pages.
 _PAGES = {
     "tutorials": "first_steps vllm_docker kubernetes",
     "how-to": "servers warm ship oci remote directories keys limits",
     "troubleshooting": "errors misses doctor",
     "reference": "settings commands metrics costs changelog",
-    "explanation": ("security wrong_hits single_flight trials recompile_check crashes launchers moving snapshots"),
+    "explanation": "security wrong_hits single_flight trials recompile_check crashes launchers moving snapshots",
     "project": "contributing architecture",
 }
 
