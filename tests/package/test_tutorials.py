@@ -1,4 +1,4 @@
-"""The console commands of first_steps.md run in order, in one shell, and print what the page shows."""
+"""The console commands of the README and of first_steps.md run in order, in one shell, and print what the page shows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from conftest import SOURCE
 
 from safecache.testing import isolated as isolated_environment
 
-PAGE = SOURCE / "safecache" / "guide" / "first_steps.md"
+PAGES = [SOURCE / "README.md", SOURCE / "safecache" / "guide" / "first_steps.md"]
 END = "end of command"
 # A key, the id of a run, or a version.
 VARYING = re.compile(r"\d\w{4}|\d\.\d+\.\d|[a-z]\d")
@@ -56,17 +56,23 @@ def assert_shown(lines, printed):
         place = found.end()
 
 
-def write_program(text, directory):
-    """The script of the page, under the name that the page gives it."""
-    (program,) = re.findall(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
-    (name,) = re.findall(r"Save this script as `(\S+)`", text)
+def write_program(text, steps, directory):
+    """The script of the page, under the name that the page gives it: in a block of its own, or as ``cat`` prints it."""
+    blocks = re.findall(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    names = re.findall(r"Save this script as `(\S+)`", text)
+    programs = dict(zip(names, blocks, strict=True)) if names else {}
+    programs |= {
+        command[4:]: "".join(f"{line}\n" for line in shown) for command, shown in steps if command.startswith("cat ")
+    }
+    ((name, program),) = programs.items()
     (directory / name).write_text(program)
 
 
-def test_commands_of_first_steps_print_what_the_page_shows(tmp_path):
-    text = PAGE.read_text(encoding="utf-8")
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_commands_print_what_the_page_shows(tmp_path, page):
+    text = page.read_text(encoding="utf-8")
     steps = read_steps(text)
-    assert len(steps) >= 7 and not any("demo" in command or "pip" in command for command, _ in steps)
+    assert len(steps) >= 4 and not any("demo" in command or "pip" in command for command, _ in steps)
     names = ("bin", "home", "work")
     binaries, home, work = (tmp_path / name for name in names)
     for name in names:
@@ -74,7 +80,7 @@ def test_commands_of_first_steps_print_what_the_page_shows(tmp_path):
     for name, module in {"python": "", "safecache": " -m safecache"}.items():
         (binaries / name).write_text(f'#!/bin/sh\nexec "{sys.executable}"{module} "$@"\n')
         (binaries / name).chmod(0o755)
-    write_program(text, work)
+    write_program(text, steps, work)
 
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("SAFECACHE", "TRITON_"))}
     environment |= {name: value for name, value in isolated_environment(tmp_path).items() if "SAFECACHE" not in name}
