@@ -312,7 +312,7 @@ def _refusal_by_end(path: str) -> Refusal | None:
     if verdict.reason is None:
         return trust.foreign(verdict, Kind.PACKAGE)
     if verdict.reason in trust.UNATTESTED:
-        return trust.unattested(verdict, keys, f"If you trust its origin, seal it once: safecache adopt {path}.")
+        return trust.unattested(verdict, keys, f"if you trust its origin, run safecache adopt {path}")
     return Refusal(verdict.reason, trust.evidence(verdict))
 
 

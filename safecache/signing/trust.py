@@ -74,7 +74,7 @@ def examine(content: bytes, kind: Kind, cache_key: str, path: str | None) -> Cou
             return contradiction(content, kind, cache_key) or Count.ACCEPTED_PRIVATE
         remedy = f"Help: chmod -R go-w {layout.cache_root(path)}; the next save seals the entry"
         return Refusal(Reason.NOT_PRIVATE, f"others could have written it: {objection}", remedy)
-    return unattested(verdict, keys, _adopt_remedy(path) if verdict.key_id is None else "")
+    return unattested(verdict, keys, _adopt_remedy(path))
 
 
 def is_observed(refusal: Refusal, kind: Kind, where: str) -> bool:
@@ -155,7 +155,7 @@ def unattested(verdict: seal.Verdict, keys: keyring.Keyring, remedy: str) -> Ref
     """Return the refusal for a verdict whose reason is one of UNATTESTED."""
     if verdict.key_id is None:
         evidence = "no seal: it was written without safecache, or truncated"
-        return Refusal(Reason.UNSEALED, evidence, remedy)
+        return Refusal(Reason.UNSEALED, evidence, f"Help: {remedy}" if remedy else "")
     why_not = keys.why_not(verdict.key_id)
     if why_not:
         return Refusal(Reason.UNKNOWN_KEY, f"it is sealed by key {verdict.key_id.hex()}, which is not used: {why_not}")
@@ -168,11 +168,11 @@ def unattested(verdict: seal.Verdict, keys: keyring.Keyring, remedy: str) -> Ref
     return Refusal(
         Reason.UNKNOWN_KEY,
         f"sealed by key {verdict.key_id.hex()}, which this process does not trust: {ours}",
-        f"{_TRUST_REMEDY}. {remedy}" if remedy else _TRUST_REMEDY,
+        f"{_TRUST_REMEDY}; {remedy}" if remedy else _TRUST_REMEDY,
     )
 
 
 def _adopt_remedy(path: str | None) -> str:
     if path is None:
         return ""
-    return f"Help: if only you could write there, run safecache adopt {layout.cache_root(path)}"
+    return f"if only you could write there, run safecache adopt {layout.cache_root(path)}"

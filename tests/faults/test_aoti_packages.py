@@ -61,7 +61,9 @@ def test_package_is_loaded_in_another_process_if_its_seal_holds(sealed, tmp_path
     said = {name: answer.result[path] for name, path in paths.items()}
     assert not marker.exists() and answer.warnings == [], answer
     assert said.pop("renamed") == "" and said.keys() == cases.keys()
-    assert all(text.startswith("RefusedArtifactError: safecache: AOTInductor package") for text in said.values()), said
+    assert all(
+        text.startswith("RefusedArtifactError: safecache: not loading AOTInductor package") for text in said.values()
+    ), said
     assert all(f"safecache adopt {paths[name]}" in said[name] for name in ("unsealed", "planted")), said
 
     if not strict:
@@ -98,6 +100,6 @@ def test_library_is_loaded_by_its_record(home, trojan, marker, strict):
     shutil.copy(trojan, path)
     environment = {"TROJAN_MARKER": str(marker)}
     said = home.run(sink_scenes.load_library, path=path, strict=strict, env=environment).result
-    assert said.startswith("RefusedArtifactError: safecache: compiled code") and not marker.exists()
+    assert said.startswith("RefusedArtifactError: safecache: not loading compiled code") and not marker.exists()
     home.run(sink_scenes.load_library, path=path, stock=True, env=environment)
     assert marker.exists()

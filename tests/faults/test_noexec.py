@@ -76,11 +76,13 @@ def noexec_cache(home):
 
 @needs_root
 def test_probe_of_vector_instructions_is_made_elsewhere(noexec_cache):
-    answer = noexec_cache.run(load_scenes.find_vector_instructions)
+    home = {"HOME": str(noexec_cache.base), "XDG_CACHE_HOME": str(noexec_cache.base / "elsewhere")}
+    answer = noexec_cache.run(load_scenes.find_vector_instructions, env=home)
     assert answer.result is True and len(answer.warnings) == 1, answer
     (said,) = answer.warnings
     assert f"{noexec_cache.cache} (tmpfs: rw,noexec" in said and ": export TORCHINDUCTOR_CACHE_DIR=/" in said
     pasted = re.search(r"\[not executable\].*Help: export (TORCHINDUCTOR_CACHE_DIR)=(\S+)", said)
+    assert pasted[2].startswith(str(noexec_cache.base)), said
     moved = noexec_cache.run(load_scenes.find_vector_instructions, env=dict([pasted.groups()]))
     assert moved.result is True and not moved.warnings, moved
     stock = noexec_cache.run(load_scenes.find_vector_instructions, stock=True)
