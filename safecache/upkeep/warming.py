@@ -80,7 +80,7 @@ class Process(NamedTuple):
 
     @property
     def is_warm(self) -> bool:
-        """Whether the process has succeeded and compiled nothing."""
+        """Tell whether the process succeeded and compiled nothing."""
         return self.status == 0 and not self.missed and not self.compiled
 
 
