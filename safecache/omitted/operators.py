@@ -72,6 +72,8 @@ class _State:
         # The tables of what torch's own ops are made of, as they were looked at, and the names of ops that others have
         # changed.
         self.tables: tuple[list[list[Any]], tuple[str, ...]] = [], ()
+        # By identity, each pattern of torch's passes, what it consisted of, and whether others have given it.
+        self.patterns: dict[int, tuple[Any, list[Any], bool]] = {}
         # Of torch's own ops, those for which Library.impl() had been given somebody else's before.
         self.unseen: frozenset[str] | None = None
 
@@ -156,16 +158,24 @@ def _is_anothers(name: str) -> bool:
 
 
 def _patterns() -> Iterator[Any]:
-    """Yield the patterns that others have given to torch's passes."""
+    """Yield the patterns that others have given to torch's passes. Looks once at what each of some 900 consists of."""
+    known = _state.now.patterns
     for module in _PASSES:
         for value in list(getattr(sys.modules.get(module), "__dict__", {}).values()):
-            for each in value if isinstance(value, list) else [value]:
-                if type(each).__name__ == "PatternMatcherPass":
-                    yield from (entry for found in list(each.patterns.values()) for entry in found if _is_own(entry))
+            passes = value if isinstance(value, list) else [value]
+            tables = [each.patterns for each in passes if type(each).__name__ == "PatternMatcherPass"]
+            for entry in (entry for table in tables for found in list(table.values()) for entry in found):
+                _, seen, is_own = known.get(id(entry), (None, None, False))
+                parts = list(getattr(entry, "__dict__", {}).values())
+                if parts != seen:
+                    is_own = _is_own(parts)
+                    known[id(entry)] = entry, parts, is_own
+                if is_own:
+                    yield entry
 
 
-def _is_own(entry: Any) -> bool:
-    parts = [each for each in getattr(entry, "__dict__", {}).values() if callable(each)]
+def _is_own(parts: list[Any]) -> bool:
+    parts = [each for each in parts if callable(each)]
     parts += [_cell(each) for part in parts for each in getattr(part, "__closure__", None) or ()]
     return any(not sources.is_upstream(_module_of(each)) for each in parts if callable(each))
 
