@@ -116,7 +116,7 @@ def _wait(path: str, most: float, attempt: Callable[[float], T]) -> T:
             return None
 
     def say() -> None:
-        until = f"at most {most:g} s (SAFECACHE_WAIT)" if most >= 0 else "as long as it takes, as torch does"
+        until = f"at most {most:g} s (SAFECACHE_WAIT)" if most >= 0 else "as long as it takes, as without safecache"
         who = holders.describe(watch.holder)
         events.log_line(logging.WARNING, f"safecache: waiting for the lock {path}, {until}: {who} holds it.")
 

@@ -167,12 +167,12 @@ def engine_main(server, text):
 class Engine:
     """A process with an engine: it is up once this is made, or has said why not."""
 
-    def __init__(self, run, arm, who, *, options=None, layers=4, adapter=None, read_only=False, **settings):
+    def __init__(self, run, arm, who, *, options=None, layers=4, adapter=None, disk="", **settings):
         self.arm, self.run = arm, run
         options = (options or {}) | run.options
         spec = {"model": str(run.model(layers)), "gpu": run.gpu, "options": options, "adapter": adapter}
         spec["began"] = time.time()
-        command = [*arm.mounts(run, read_only), sys.executable, run.server.file, "--engine", json.dumps(spec)]
+        command = [*arm.mounts(disk), sys.executable, run.server.file, "--engine", json.dumps(spec)]
         self.log = arm.base / "log"
         with open(self.log, "wb") as log:
             self.process = subprocess.Popen(
@@ -249,15 +249,19 @@ class Arm:
         }
         return kept | SETTINGS | run.server.settings | own | run.server.environment(self, run)
 
-    def mounts(self, run, read_only):
-        """What runs a command for which the caches cannot be written; its temporary directory is a new one."""
-        if not read_only:
+    def mounts(self, disk):
+        """What runs a command for which the caches are on such a ``disk``; its temporary directory is a new one."""
+        if disk not in ("read-only", "full disk"):
             return []
         shutil.rmtree(self.base / "tmp")
         (self.base / "tmp").mkdir()
         places = [place for place in (self.caches, self.base / "home" / ".triton") if place.exists()]
-        bind = "".join(f"mount --bind {place} {place}; mount -o remount,bind,ro {place}; " for place in places)
-        return ["unshare", "-m", "sh", "-ec", f'{bind}exec "$@"', "sh"]
+        how = {
+            "read-only": "mount --bind {0} {0}; mount -o remount,bind,ro {0}; ",
+            "full disk": "mount -t tmpfs -o size=1m none {0}; head -c 2M /dev/zero > {0}/full || :; ",
+        }[disk]
+        mounted = "".join(how.format(place) for place in places)
+        return ["unshare", "-m", "sh", "-ec", f'{mounted}exec "$@"', "sh"]
 
 
 class Run:

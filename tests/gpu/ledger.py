@@ -10,6 +10,9 @@ SERVER is vllm or sglang; ``start`` writes each start to FILE, a JSON line each,
 * ``stock`` and ``safecache``: caches that two starts have filled. ``strict``: those, with SAFECACHE_STRICT=1.
 * ``stock read-only`` and ``read-only``: those, bind-mounted read-only as in an image; needs root.
 * ``pack``: an empty home with safecache's keys alone, and a pack of those caches as a tier below.
+* ``rank 1 lost``, ``damaged``: a copy of those, without what the second rank has left, or with one bit flipped in each
+  entry. ``full disk``: empty caches on a full one; needs root.
+* ``killed``, ``frozen``: empty caches in which another server has begun to compile, and was killed or frozen meanwhile.
 
 ``ledgers`` has what the guide tells of. ``table`` gives of each arm the median and the range of the seconds until its first tokens, its CPU seconds, the lines that
 are not in good order, and the ratio to stock's start of the same round; then the median seconds of each phase. What
@@ -20,11 +23,14 @@ is loaded: Python's start, the imports, the configuration and the server's proce
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import html
 import json
+import os
 import random
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -44,7 +50,14 @@ ARMS = {
     "stock read-only": None,
     "read-only": "stock read-only",
     "pack": "stock cold",
+    "rank 1 lost": "stock",
+    "damaged": "stock cold",
+    "full disk": "stock cold",
+    "killed": "stock cold",
+    "frozen": "stock cold",
 }
+# Arms that begin with empty caches.
+EMPTY = ("stock cold", "safecache cold", "full disk", "killed", "frozen")
 PHASES = {
     "imports": "#9aa7b5",
     "weights": "#c9b8e8",
@@ -62,6 +75,22 @@ PHASES = {
 }
 
 
+class Interrupted(engines.Engine):
+    """An engine whose processes get a signal amid its first compile: once it holds a lease."""
+
+    def __init__(self, number, *arguments, **how):
+        self.number = number
+        super().__init__(*arguments, **how)
+
+    def answer(self):
+        leases = ["find", str(self.arm.base), "-path", "*/.safecache/leases/*"]
+        until = time.monotonic() + self.run.server.patience
+        while not subprocess.run(leases, capture_output=True, check=False).stdout and time.monotonic() < until:
+            time.sleep(0.1)
+        os.killpg(self.process.pid, self.number)
+        return {"interrupted": self.number.name}
+
+
 class Ledger:
     """The starts of one server. Caches that warm starts take are made before, and are not written to the file."""
 
@@ -71,7 +100,7 @@ class Ledger:
     def fill(self, arms):
         """What the arms start from: for stock and for safecache the caches of two starts, and the pack of the latter."""
         for who in engines.WHO:
-            if not any(not arm.endswith(" cold") and (arm.startswith("stock") == (who == "stock")) for arm in arms):
+            if not any(arm not in EMPTY and (arm.startswith("stock") == (who == "stock")) for arm in arms):
                 continue
             arm = self.filled[who] = self.run.arm()
             for name in ("fill", "settle"):
@@ -102,13 +131,30 @@ class Ledger:
                 keys = Path("home", ".config")
                 shutil.copytree(self.filled[who].base / keys, arm.base / keys)
                 settings["SAFECACHE_LOWER"] = str(self.pack)
+            elif name in ("rank 1 lost", "damaged"):
+                arm = self.filled[who].copy(f"arm-{name.replace(' ', '-')}-{number}")
+                spoil(arm, name)
             else:
-                arm = self.run.arm() if name.endswith("cold") else self.filled[who]
-            found = self.start(name, arm, who, read_only=name.endswith("read-only"), **settings)
+                arm = self.run.arm() if name in EMPTY else self.filled[who]
+            with self.interrupt(arm, who, name):
+                found = self.start(name, arm, who, disk=name.removeprefix("stock "), **settings)
             with open(self.file, "a", encoding="utf-8") as file:
                 file.write(json.dumps({"round": number, "arm": name} | found) + "\n")
             if arm is not self.filled.get(who):
                 shutil.rmtree(arm.base)
+
+    @contextlib.contextmanager
+    def interrupt(self, arm, who, name):
+        """Another server has begun with these caches; frozen, it stays until this block ends."""
+        number = {"killed": signal.SIGKILL, "frozen": signal.SIGSTOP}.get(name)
+        if number is None:
+            yield
+            return
+        other = Interrupted(number, self.run, arm, who, **self.settings)
+        try:
+            yield
+        finally:
+            engines.say(**{name: other.end(limit=0)["interrupted"]})
 
     def start(self, name, arm, who, **how):
         began = time.time()
@@ -119,6 +165,14 @@ class Ledger:
             found["last"] = [line[:300] for line in lines[-12:]]
         engines.say(start=name, at=round(began), **found)
         return found
+
+
+def spoil(arm, state):
+    for path in sorted(arm.caches.rglob("*")):
+        if state == "damaged" and path.is_file() and ".safecache" not in path.parts:
+            engines.damage(path)
+        elif state == "rank 1 lost" and path.name == "rank_1_0":
+            shutil.rmtree(path)
 
 
 def read(files):
