@@ -20,7 +20,7 @@ from safecache.history import run_summary
 from safecache.history.run_summary import Line
 from safecache.places import layout
 from safecache.remote import client, extras, parcels, stores
-from safecache.remote.stores import Store, Terms
+from safecache.remote.stores import Store
 from safecache.reporting.kinds import Kind, Reason
 from safecache.reporting.report import Refusal
 from safecache.settings import config, settings
@@ -226,7 +226,7 @@ def check_remote(_: Mapping[str, str]) -> Iterator[Finding]:
         return
     yield from _in_clear(url, shown)
     try:
-        store = stores.connected(url, Terms(_TIMEOUT, _TIMEOUT, config.current().remote_max_bytes))
+        store = stores.connected(url, stores.terms(config.current())._replace(connect=_TIMEOUT, timeout=_TIMEOUT))
         first, took = _times(store)
     except Exception as error:
         said = client.first_error_line(error, url)
