@@ -240,6 +240,7 @@ def render_page(directories: Sequence[str], lines: Sequence[Line], summary: Summ
     shared = list(run_summary.find_shared(lines, summary.run).values())
     return environment.get_template("report.html.j2").render(
         version=__version__,
+        Reason=Reason,
         run=summary.run,
         start=units.write_time(min(line.time for line in of_run)),
         end=units.write_time(max(line.time for line in of_run)),
