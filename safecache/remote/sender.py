@@ -205,7 +205,7 @@ def _at_exit() -> None:
         events.report(
             Reason.REMOTE_UNAVAILABLE,
             "uploads to the remote cache did not finish",
-            why=f"{left} are left after {took} (flush in its URL)",
+            why=f"{units.write_count(left, 'is', 'are')} left after {took} (flush in its URL)",
             cause="flush",
             remedy="Other hosts will recompile them. Help: safecache copy here URL",
         )
