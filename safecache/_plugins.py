@@ -16,7 +16,7 @@ import safecache
 from safecache.errors import ConfigError
 from safecache.patching import activation
 from safecache.patching.hook import HookState
-from safecache.settings import config
+from safecache.settings import config, units
 
 __all__ = ["sglang", "vllm"]
 
@@ -77,4 +77,4 @@ def _say_active(server: str) -> None:
     states = [hook.state for hook in activation.status()]
     text = f"safecache {safecache.__version__} is active in this process of {server}"
     on, to_come = sum(state.is_on for state in states), states.count(HookState.NOT_IMPORTED)
-    events.log_line(logging.INFO, f"{text}, with {on} hooks on and {to_come} to come.")
+    events.log_line(logging.INFO, f"{text}, with {units.write_count(on, 'hook')} on and {to_come} to come.")

@@ -17,7 +17,7 @@ from safecache.packs import archive
 from safecache.places import layout
 from safecache.remote.client import Unavailable
 from safecache.settings import config
-from safecache.settings.settings import PACK, REMOTES, is_pack, without_password
+from safecache.settings.settings import PACK, is_pack, without_password
 from safecache.settings.units import SIZES, parse_size, write_size
 from safecache.store import entry_files
 from safecache.tiers import levels
@@ -55,10 +55,7 @@ def add_copy(parser: argparse.ArgumentParser) -> None:
 
 
 def _place(text: str) -> str:
-    if "://" in text and not config.is_url(text) and not text.startswith(_REGISTRY):
-        # What it is may have a password in it.
-        raise argparse.ArgumentTypeError(f"not a URL of {', '.join((*REMOTES, 'oci'))}")
-    return text
+    return text if "://" not in text or text.startswith(_REGISTRY) else view.remote_url(text, "oci")
 
 
 def translate(command: str, words: Sequence[str]) -> list[str]:

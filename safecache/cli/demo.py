@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from safecache.cli import view
 from safecache.cli.view import Heading, Table, View, add_json
 from safecache.settings import children, config
+from safecache.settings.units import write_count
 
 __all__ = ["ENTRY_FOLDERS", "Cache", "Outcome", "add_demo", "environment_with_safecache", "places", "run_demo"]
 
@@ -128,7 +129,8 @@ def _cold(cache: Cache) -> tuple[str, bool]:
     outcome = cache.run()
     count = sum(len(cache.entries(folder)) for folder in ENTRY_FOLDERS)
     sealed = outcome.answer.get("stats", {}).get("sealed", 0)
-    return f"{_outcome(outcome)}, {count} entries saved, {sealed} sealed", _correct(outcome) and sealed == count
+    saved = write_count(count, "entry", "entries")
+    return f"{_outcome(outcome)}, {saved} saved, {sealed} sealed", _correct(outcome) and sealed == count
 
 
 def _warm(cache: Cache) -> tuple[str, bool]:

@@ -187,12 +187,13 @@ def _view_hooks(failed: dict[str, str], *, importing: bool, everything: bool) ->
         "settings": {name: getattr(settings, name) for name in VALUES},
         "key": keys.signing.id.hex() if keys.signing else None,
         "key_problem": keys.problem,
+        "only_verifies": keys.is_verifier and not keys.objection(),
         "trusted_keys": sorted(key_id.hex() for key_id in keys.trusted),
         "refused_keys": list(keys.problems),
         "hooks": [hook._asdict() for hook in hooks],
     }
     is_healthy = not importing or all(hook.state.is_healthy for hook in hooks)
-    code = 0 if is_healthy and keys.signing and settings.enabled else 1
+    code = 0 if is_healthy and (keys.signing or data["only_verifies"]) and settings.enabled else 1
     return View(data, _text(data, hooks, everything=everything), code)
 
 
@@ -215,7 +216,8 @@ def _text(data: dict[str, Any], hooks: list[HookStatus], *, everything: bool) ->
     yield f"safecache {data['version']}, torch {data['torch'] or 'not installed'}"
     if data["observes"]:
         yield "SAFECACHE=observe: files that do not verify are reported and used, as in stock torch"
-    yield f"key {data['key']}" if data["key"] else f"no key: {data['key_problem']}"
+    state = "verifies only" if data["only_verifies"] else "no key"
+    yield f"key {data['key']}" if data["key"] else f"{state}: {data['key_problem']}"
     yield from (f"key refused: {problem}" for problem in data["refused_keys"])
     absent = {hook.reason for hook in hooks if hook.state is HookState.NOT_FOR_TORCH and hook.reason}
     units: dict[str, Counter[str]] = {}

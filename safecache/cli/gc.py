@@ -30,7 +30,7 @@ from safecache.errors import EntryRefusedError, SafecacheError
 from safecache.isolation import crashes
 from safecache.places import layout
 from safecache.settings import config, units
-from safecache.settings.units import write_size
+from safecache.settings.units import write_count, write_size
 from safecache.store.groups import Group
 from safecache.tiers import levels
 from safecache.trials import strikes
@@ -118,7 +118,7 @@ def _sweep_remote(arguments: argparse.Namespace) -> View:
     )
     gone = {what: number - failed[what] for what, number in chosen.items()}
     left = {what: number - gone[what] for what, number in all_held.items()}
-    parts = [f"{each['groups']} groups, {write_size(each['bytes'])}" for each in (gone, failed, left)]
+    parts = [f"{write_count(each['groups'], 'group')}, {write_size(each['bytes'])}" for each in (gone, failed, left)]
     lines = [f"{remote.shown}: {parts[0]} removed; {parts[2]} are there now"]
     lines += [f"  {parts[1]} could not be removed"] if stuck else []
     data = {"remote": remote.shown, "removed": gone, "failed": failed, "left": left}
@@ -167,11 +167,12 @@ def _lines(directory: str, report: dict[str, Any]) -> Iterator[str]:
         yield f"  {write_size(report['reaped_bytes'])} of dead writers removed"
     for why, sums in report["kept"].items():
         yield f"  {_words(sums)} left: {why}"
-    yield f"  {left['files']} files, {write_size(left['bytes'])} are there now"
+    yield f"  {write_count(left['files'], 'file')}, {write_size(left['bytes'])} are there now"
 
 
 def _words(sums: dict[str, Any]) -> str:
-    return f"{sums['groups']} groups, {sums['files']} files, {write_size(sums['bytes'])}"
+    counts = write_count(sums["groups"], "group"), write_count(sums["files"], "file"), write_size(sums["bytes"])
+    return ", ".join(counts)
 
 
 def add_forget(parser: argparse.ArgumentParser) -> None:

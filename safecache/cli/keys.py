@@ -16,6 +16,7 @@ from safecache.places import layout
 from safecache.places.layout import CodeFile, Location
 from safecache.ports import Published, observe
 from safecache.settings import config, units
+from safecache.settings.units import write_count
 from safecache.signing import key_changes, key_files, keyring, keys
 from safecache.signing.keys import ANY_NAMESPACE, Key
 from safecache.tiers import levels
@@ -204,7 +205,7 @@ def run_verify(arguments: argparse.Namespace) -> View:
     with view.progress(total=len(locations) + len(code), described="verifying") as (bar, task):
         outcomes, refused = audit(locations, code, lambda: bar.advance(task))
     counts = "".join(f", {count} {outcome}" for outcome, count in sorted(outcomes.items()))
-    lines = [f"{len(locations)} entries, {len(code)} files of code{counts}"]
+    lines = [f"{write_count(len(locations), 'entry', 'entries')}, {write_count(len(code), 'file')} of code{counts}"]
     lines += [f"refused {path}: {evidence} [{reason}]" for path, reason, evidence in refused]
     data = {"entries": len(locations), "code": len(code), "outcomes": outcomes}
     return View({**data, "refused": [each._asdict() for each in refused]}, lines, int(bool(refused)))
@@ -234,6 +235,7 @@ def _locate(path: str) -> Iterator[Location]:
 
 def _view_sealing(result: Resealing) -> View:
     """Show what was sealed; 1 if an entry was skipped."""
-    lines = [f"{result.sealed} files sealed, {result.already_sealed} were sealed already."]
+    already = write_count(result.already_sealed, "was", "were")
+    lines = [f"{write_count(result.sealed, 'file')} sealed, {already} sealed already."]
     lines += [f"skipped {path}: {reason}" for path, reason in result.skipped]
     return View(result._asdict(), lines, int(bool(result.skipped)))

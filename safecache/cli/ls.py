@@ -30,7 +30,7 @@ from safecache.places.layout import CodeFile, Location
 from safecache.remote.client import Client
 from safecache.reporting.kinds import ENTRIES, Kind
 from safecache.settings import config, units
-from safecache.settings.units import write_age, write_size
+from safecache.settings.units import write_age, write_count, write_size
 from safecache.signing import keyring
 from safecache.store.groups import KINDS, File, Group
 from safecache.upkeep import audit, catalogue, copies, inventory
@@ -93,7 +93,7 @@ def run_ls(arguments: argparse.Namespace) -> View:
     more = f", {len(rows)} of them shown" if len(rows) < total else ""
     return View(
         {"entries": [_report_row(row) for row in rows], "total": total, "other": {"files": files, "bytes": size}},
-        [*_table(rows, found), f"{total} in all{more}; {files} other files, {write_size(size)}"],
+        [*_table(rows, found), f"{total} in all{more}; {write_count(files, 'other file')}, {write_size(size)}"],
     )
 
 
@@ -392,7 +392,7 @@ def _lines(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "directory", report["directory"]
     yield "made", report["made"]
     yield "last used", report["used"]
-    yield "size", f"{write_size(report['bytes'])} in {report['files']} files, records included"
+    yield "size", f"{write_size(report['bytes'])} in {write_count(report['files'], 'file')}, records included"
     yield "gpu", report["gpu"]
     yield "built with", ", ".join(f"{name} {value}" for name, value in report["provenance"].items() if name in _BUILD)
     yield "options", ", ".join(f"{name} {value}" for name, value in report["options"].items())

@@ -6,7 +6,6 @@ import argparse
 import difflib
 import importlib
 import os
-import re
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn
@@ -15,6 +14,7 @@ from safecache._version import __version__
 from safecache.cli import EXIT_FINDINGS, EXIT_USAGE, NotRunError, UsageError
 from safecache.errors import ConfigError, SafecacheError, printable
 from safecache.files import stamps
+from safecache.reporting import kinds
 from safecache.settings import config
 from safecache.settings.config import EXIT_CONFIG
 
@@ -155,18 +155,15 @@ _PAGES = {
 
 def _section(text: str, anchor: str) -> str | None:
     """Return the section of this page whose heading GitHub links to as ``anchor``; None if there is none."""
-    level, is_code, kept = 0, False, []
-    for line in text.splitlines(keepends=True):
-        is_code ^= line.startswith("```")
-        depth = 0 if is_code else len(line) - len(line.lstrip("#"))
-        if depth and level:
-            if depth <= level:
-                break
-        elif depth and re.sub(r"[^\w\- ]", "", line[depth:].strip().lower()).replace(" ", "-") == anchor:
-            level = depth
-        if level:
-            kept.append(line)
-    return "".join(kept) or None
+    from rich.markdown import Markdown
+
+    lines = text.splitlines(keepends=True)
+    heads = [(each.map[0], each.tag) for each in Markdown(text).parsed if each.type == "heading_open" and each.map]
+    for number, (start, level) in enumerate(heads):
+        if kinds.anchor(lines[start].strip("# \n")) == anchor:
+            end = next((line for line, other in heads[number + 1 :] if other <= level), None)
+            return "".join(lines[start:end])
+    return None
 
 
 def run_help(arguments: argparse.Namespace) -> View:

@@ -24,7 +24,7 @@ from safecache.ports import Outcome
 from safecache.reporting import events
 from safecache.reporting.kinds import LOOKED_UP, OF_FLIGHTS, OF_RECOMPILE_CHECK, OF_REMOTE, Count, Kind, Reason
 from safecache.settings import config, units
-from safecache.settings.units import write_size
+from safecache.settings.units import write_count, write_size
 from safecache.store import entry_files
 from safecache.store.groups import KINDS
 from safecache.tiers import levels
@@ -143,8 +143,9 @@ def _text(summary: Summary, shared: list[Shared], others: list[str]) -> Iterator
     if summary.missed or summary.passed:
         yield _missed([*summary.missed, *summary.passed])
     hits, observed, refused, spared = _effect(summary)
-    used = f"hits, {observed} files used that SAFECACHE=1 refuses" if observed else "hits verified"
-    yield f"effect: {hits} {used}, {refused} lookups refused what was there, {spared:.1f} s of compiling spared"
+    used = f", {write_count(observed, 'file')} used that SAFECACHE=1 refuses" if observed else " verified"
+    refusing = f"{write_count(refused, 'lookup')} refused what was there"
+    yield f"effect: {write_count(hits, 'hit')}{used}, {refusing}, {spared:.1f} s of compiling spared"
     if others:
         shown = ", ".join(others[-_MOST_OTHERS:])
         yield f"other runs recorded here: {len(others)}, among them {shown}. Show them with --run ID or --run {ALL}"
@@ -159,12 +160,12 @@ def _remote(summary: Summary) -> str:
     count = {each: summary.counts[each.value] for each in OF_REMOTE}
     if not any(count.values()):
         return ""
-    sent = f"{count[Count.REMOTE_SENT]} groups sent ({write_size(count[Count.REMOTE_GIVEN])})"
+    sent = f"{write_count(count[Count.REMOTE_SENT], 'group')} sent ({write_size(count[Count.REMOTE_GIVEN])})"
     unsent = f", {count[Count.REMOTE_UNSENT]} not sent" if count[Count.REMOTE_UNSENT] else ""
-    left = f", left alone {count[Count.REMOTE_LEFT]} times" if count[Count.REMOTE_LEFT] else ""
+    left = f", left alone {write_count(count[Count.REMOTE_LEFT], 'time')}" if count[Count.REMOTE_LEFT] else ""
     return (
-        f"{count[Count.REMOTE_HIT]} groups fetched ({write_size(count[Count.REMOTE_RECEIVED])}), "
-        f"{count[Count.REMOTE_MISS]} not there, {sent}{unsent}; {count[Count.REMOTE_ASKED]} requests, "
+        f"{write_count(count[Count.REMOTE_HIT], 'group')} fetched ({write_size(count[Count.REMOTE_RECEIVED])}), "
+        f"{count[Count.REMOTE_MISS]} not there, {sent}{unsent}; {write_count(count[Count.REMOTE_ASKED], 'request')}, "
         f"{count[Count.REMOTE_WAITED] / 1e6:.3f} s waited for them{left}"
     )
 
@@ -175,10 +176,10 @@ def _flights(summary: Summary, shared: list[Shared]) -> str:
     if not left and not vain:
         return ""
     waited = sum(summary.counts[time_label(kind, Time.WAITED)] for kind in LOOKED_UP) / 1000
-    in_vain = f", and {vain} times in vain" if vain else ""
+    in_vain = f", and {write_count(vain, 'time')} in vain" if vain else ""
     compiling = sum(each.compiling for each in shared)
     spared = f" in place of {compiling:.1f} s of compiling" if shared else ""
-    return f"{left} compiles left to other processes, {waited:.1f} s waited for them{spared}{in_vain}"
+    return f"{write_count(left, 'compile')} left to other processes, {waited:.1f} s waited for them{spared}{in_vain}"
 
 
 def _recompiled(summary: Summary) -> str:
@@ -240,6 +241,8 @@ def render_page(directories: Sequence[str], lines: Sequence[Line], summary: Summ
     shared = list(run_summary.find_shared(lines, summary.run).values())
     return environment.get_template("report.html.j2").render(
         version=__version__,
+        Reason=Reason,
+        write_count=write_count,
         run=summary.run,
         start=units.write_time(min(line.time for line in of_run)),
         end=units.write_time(max(line.time for line in of_run)),

@@ -43,6 +43,7 @@ __all__ = [
     "make_type",
     "number",
     "progress",
+    "remote_url",
     "require_zstandard",
 ]
 
@@ -183,15 +184,19 @@ def add_places(parser: argparse.ArgumentParser, *, again: bool = False) -> None:
 def add_remote(parser: argparse.ArgumentParser, *, instead: str) -> None:
     """Add ``--remote``; ``instead``: what the command does with it in place of what it does without."""
     text = f"{instead}; default: that of SAFECACHE_TIERS"
-    parser.add_argument("--remote", nargs="?", const="", type=_url, metavar="URL", help=text)
+    parser.add_argument("--remote", nargs="?", const="", type=remote_url, metavar="URL", help=text)
 
 
-def _url(text: str) -> str:
+def remote_url(text: str, *others: str) -> str:
+    """An argparse type: the URL of a remote, or nothing. ``others``: further schemes, for the error message."""
     try:
-        return settings.url(text) if text else ""
+        if text:
+            settings.remote_values(text)
     except ValueError:
         # What it is may have a password in it.
-        raise argparse.ArgumentTypeError(f"not a URL of {', '.join(settings.REMOTES)}") from None
+        allowed = ", ".join((*settings.REMOTES, *others))
+        raise argparse.ArgumentTypeError(f"not a URL of {allowed}, or one with a bad parameter") from None
+    return text
 
 
 def list_remote(arguments: argparse.Namespace) -> tuple[Client, list[Held]]:

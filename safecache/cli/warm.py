@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from safecache.cli import EXIT_FINDINGS, NotRunError, UsageError
 from safecache.cli.main import environment_for_children
 from safecache.cli.view import Complaint, View, add_json, number
+from safecache.reporting.kinds import Kind
+from safecache.settings.units import write_count
 from safecache.upkeep import warming
 from safecache.upkeep.warming import Process, Warmed
 
@@ -97,15 +99,18 @@ def _status(status: int) -> str:
         return str(status)
 
 
+_NOUNS = {kind.plural: kind.noun for kind in Kind} | {"libraries": "library"}
+
+
 def _of_process(process: Process) -> str:
-    compiled = ", ".join(f"{count} {kind}" for kind, count in process.compiled.items())
+    compiled = ", ".join(write_count(count, _NOUNS[kinds], kinds) for kinds, count in process.compiled.items())
     spent = f" in {process.compiling_seconds:.1f} s" if process.compiling_seconds else ""
-    parts = [f"{process.hits} of {process.lookups} lookups hit"]
+    parts = [f"{process.hits} of {write_count(process.lookups, 'lookup')} hit"]
     parts.append(f"compiled and kept{spent}: {compiled}" if compiled else "nothing was compiled")
     if process.missed and not compiled:
         parts[-1] = f"{process.missed} missed, and nothing new was kept"
     if process.unsent:
-        parts.append(f"{process.unsent} groups were not sent to the remote cache")
+        parts.append(f"{write_count(process.unsent, 'group was', 'groups were')} not sent to the remote cache")
     if process.left:
-        parts.append(f"{process.left} processes that it has started still run")
+        parts.append(f"{write_count(process.left, 'process still runs', 'processes still run')} that it has started")
     return f"{'; '.join(parts)} ({process.seconds:.1f} s)"

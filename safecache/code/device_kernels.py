@@ -25,7 +25,7 @@ from safecache.reporting import report
 from safecache.reporting.kinds import Kind, Reason
 from safecache.reporting.report import Refusal
 from safecache.session import Part, call_at_exit
-from safecache.settings import config
+from safecache.settings import config, units
 from safecache.signing import trust
 
 __all__ = ["adoptions", "redirect"]
@@ -158,7 +158,8 @@ def _tell_unsealed(place: str) -> None:
     with suppress(OSError):  # it has none
         unsealed = set(os.listdir(os.path.join(place, "cache"))) - _known()
         if unsealed:
-            evidence = f"{len(unsealed)} kernels have no sealed record, as stock compiles them"
+            evidence = units.write_count(len(unsealed), "kernel has", "kernels have")
+            evidence += " no sealed record, as stock compiles them"
             remedy = f"Help: if only you could write there, run safecache adopt {place} to use them."
             refusal = Refusal(Reason.UNSEALED, evidence, remedy)
             if not trust.is_observed(refusal, Kind.NATIVE_CODE, place):

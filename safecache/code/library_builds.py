@@ -375,8 +375,9 @@ def _take_precompiled(path: str, copy: str) -> None:
 def repeat_if_killed(compile: Callable[[], T]) -> T:
     """Call ``compile``, which starts a compiler, and return its result; call it again if a signal ended the compiler.
 
-    One process of this user, in a network namespace, makes its second attempt at a time: what ran out of memory side by
-    side would do so again. It waits at most SAFECACHE_WAIT's limit for locks. Raises what the last attempt raises.
+    One process of this user makes its second attempt at a time: what ran out of memory side by side would do so again.
+    Containers, whose network namespaces differ, do not wait for each other. Waits at most SAFECACHE_WAIT's limit for
+    locks. Raises what the last attempt raises.
     """
     try:
         return compile()
@@ -387,7 +388,7 @@ def repeat_if_killed(compile: Callable[[], T]) -> T:
     events.log_line(
         logging.WARNING,
         f"safecache: a compiler was ended by a signal ({ended}), as the system does when memory runs out. It is "
-        "started once more, alone; fewer are started at once with TORCHINDUCTOR_COMPILE_THREADS.",
+        "started once more, one at a time in this container. Help: a lower TORCHINDUCTOR_COMPILE_THREADS",
     )
     with _alone(time.monotonic() + config.current().lock_timeout):
         return compile()

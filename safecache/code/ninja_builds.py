@@ -34,7 +34,7 @@ from safecache.reporting import events, report
 from safecache.reporting.kinds import Count, Kind, Reason
 from safecache.reporting.report import Refusal
 from safecache.session import Part, inherit
-from safecache.settings import config
+from safecache.settings import config, units
 from safecache.signing import provenance, trust
 from safecache.store import attestations, entry_files, gate, manifests
 from safecache.tiers.directory_faults import Immovable, Unreadable
@@ -247,7 +247,7 @@ class Build:
                         parent.rename(name, kept, name)
                         moved += 1
         if moved:
-            evidence = f"{moved} files have no sealed record, as stock builds them"
+            evidence = f"{units.write_count(moved, 'file has', 'files have')} no sealed record, as stock builds them"
             remedy = f"Help: if only you could write there, stop and run safecache adopt {self._directory} to use them."
             where = f"Rebuilding them; the old ones are kept in {os.path.join(self._directory, *_UNSEALED)}."
             report.refuse(Refusal(Reason.UNSEALED, evidence, remedy), Kind.NATIVE_CODE, self._directory, where)

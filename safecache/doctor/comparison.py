@@ -22,6 +22,7 @@ from safecache.explain.baked import Here
 from safecache.packs import archive
 from safecache.reporting.kinds import Reason
 from safecache.settings import config
+from safecache.settings.units import write_count
 from safecache.signing import keyring, provenance
 from safecache.upkeep import packing
 
@@ -145,7 +146,7 @@ def check_seals(baseline: Baseline) -> Iterator[Difference]:
     for state, count in baseline.baked["refused"].items():
         if state not in {reason.value for reason in told}:
             remedy = _REMEDIES.get(Reason(state), "safecache verify DIR names them. Fill the cache again.")
-            yield Difference(f"seals of {count} files", state, "none that holds", remedy)
+            yield Difference(f"seals of {write_count(count, 'file')}", state, "none that holds", remedy)
 
 
 def check_builds(baseline: Baseline) -> Iterator[Difference]:

@@ -122,7 +122,7 @@ def check_keys(_: Mapping[str, str]) -> Iterator[Finding]:
     ring = keyring.current(tell=False)
     if ring.signing is not None:
         yield finding.ok("key", f"Entries are sealed with key {ring.signing.id.hex()}.")
-    elif "only the public part" in ring.problem:
+    elif ring.is_verifier:
         evidence = f"{ring.problem}: what it has sealed is used, and nothing is added."
         yield finding.info("seals-nothing", evidence)
     else:

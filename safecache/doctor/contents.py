@@ -20,11 +20,11 @@ from safecache.history import run_summary
 from safecache.history.run_summary import Line
 from safecache.places import layout
 from safecache.remote import client, extras, parcels, stores
-from safecache.remote.stores import Store, Terms
+from safecache.remote.stores import Store
 from safecache.reporting.kinds import Kind, Reason
 from safecache.reporting.report import Refusal
 from safecache.settings import config, settings
-from safecache.settings.units import write_age, write_size
+from safecache.settings.units import write_age, write_count, write_size
 from safecache.signing import trust
 from safecache.store.groups import Group
 from safecache.tiers import levels
@@ -99,7 +99,7 @@ def _left_behind(root: str, groups: list[Group]) -> Iterator[Finding]:
     old = [file for file in files if time.time() - file.modified > _DEAD]
     if old:
         size = write_size(sum(file.size for file in old))
-        evidence = f"{root} holds {len(old)} temporary files of writers that are dead, {size}."
+        evidence = f"{root} holds {write_count(len(old), 'temporary file')} of writers that are dead, {size}."
         yield finding.info("stray-temporaries", evidence, f"safecache gc {shlex.quote(root)}")
 
 
@@ -111,7 +111,8 @@ def _quarantined(root: str, groups: list[Group]) -> Iterator[Finding]:
     counts = ", ".join(f"{count} {reason}" for reason, count in sorted(reasons.items()))
     newest = write_age(max(0.0, time.time() - max(stamp for group in groups for stamp in group.stamps)))
     place = os.path.dirname(found[0].path)
-    evidence = f"{len(found)} files were moved to {place}: {counts}. The newest is {newest} old."
+    evidence = write_count(len(found), "file was", "files were")
+    evidence += f" moved to {place}: {counts}. The newest is {newest} old."
     look = f"safecache quarantine --in {shlex.quote(root)}"
     yield finding.warning("quarantine", evidence, f"{look}  # and when you have looked: {look} rm --all")
 
@@ -124,15 +125,16 @@ def _verified(root: str) -> Iterator[Finding]:
     number = len(locations) + len(code)
     if not number:
         return
+    files = write_count(number, "file")
     if not configuration.has_key():
-        evidence = f"{root} holds {number} files, and this user has no key yet: what others have sealed is not used."
+        evidence = f"{root} holds {files}, and this user has no key yet: what others have sealed is not used."
         remedy = "export SAFECACHE_KEY_FILE=FILE  # with the key that they were sealed with"
         yield finding.warning("entries-without-key", evidence, remedy)
         return
     entries, objects = _sample(locations, _MOST_VERIFIED // 2), _sample(code, _MOST_VERIFIED // 2)
     found = audit.audit(entries, objects)
     looked_at = len(entries) + len(objects)
-    said = f"Of {number} files in {root}, {'all' if looked_at == number else f'a sample of {looked_at}'} were verified"
+    said = f"Of {files} in {root}, {'all' if looked_at == number else f'a sample of {looked_at}'} were verified"
     yield from _refused(root, said, found)
 
 
@@ -206,7 +208,7 @@ def _never_hit(root: str, lines: list[Line]) -> Iterator[Finding]:
         return
     why = ", ".join(f"{count} {label}" for label, count in counts.most_common(_SHOWN))
     evidence = f"The last run in {root} ({run}) looked up {sum(counts.values())} and hit nothing: {why}."
-    evidence += f" {older} entries were there before it."
+    evidence += f" {write_count(older, 'entry was', 'entries were')} there before it."
     remedy = "safecache stats --run last"
     if len(unserved) == 1:
         yield finding.info("never-hit", f"{evidence} A new model does that once.", remedy)
@@ -226,7 +228,7 @@ def check_remote(_: Mapping[str, str]) -> Iterator[Finding]:
         return
     yield from _in_clear(url, shown)
     try:
-        store = stores.connected(url, Terms(_TIMEOUT, _TIMEOUT, config.current().remote_max_bytes))
+        store = stores.connected(url, stores.terms(config.current())._replace(connect=_TIMEOUT, timeout=_TIMEOUT))
         first, took = _times(store)
     except Exception as error:
         said = client.first_error_line(error, url)
@@ -325,15 +327,16 @@ def _keys(store: Store, url: str, shown: str) -> Iterator[Finding]:
         )
         yield finding.info("remote-not-listed", f"{evidence} It is not known whether what it has can be used here.")
         return
+    held = f"{write_count(len(found), 'bundle')} of the remote cache {shown}"
     refused = Counter((each.reason, each.evidence, each.remedy) for each in found if each is not None)
     for (reason, why, remedy), count in refused.items():
-        evidence = f"{count} of {len(found)} bundles of the remote cache {shown} would be refused here: {why}."
+        evidence = f"{count} of {held} would be refused here: {why}."
         if reason is Reason.UNKNOWN_KEY:
             remedy = "safecache keys trust FILE  # the public part of that key; or export SAFECACHE_KEY_FILE=FILE"
         code = "remote-unknown-key" if reason is Reason.UNKNOWN_KEY else "remote-refused"
         yield finding.warning(code, evidence, remedy or "safecache copy --again here URL  # from a cache that verifies")
     if found and not refused:
-        yield finding.ok("remote-key", f"{len(found)} bundles of the remote cache {shown} verify.")
+        yield finding.ok("remote-key", f"This host can use {held}.")
 
 
 def _judged(store: Store) -> Iterator[Refusal | None]:

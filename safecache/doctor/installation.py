@@ -28,6 +28,7 @@ from safecache.isolation import client
 from safecache.patching import hook, units
 from safecache.patching.hook import HookState
 from safecache.settings import children, config
+from safecache.settings.units import write_count
 from safecache.signing import provenance
 
 __all__ = [
@@ -122,7 +123,7 @@ def _standing_down(hooks: list[dict[str, str]]) -> Iterator[Finding]:
     for reason, names in by_reason.items():
         more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
         shown = f"{', '.join(names[:_SHOWN])}{more}"
-        how_many = "1 hook is" if len(names) == 1 else f"{len(names)} hooks are"
+        how_many = write_count(len(names), "hook is", "hooks are")
         evidence = f"{how_many} inactive ({shown}): {reason}. Those functions work as in stock torch."
         yield finding.warning("hook-standing-down", evidence, "pip install -U safecache  # then: safecache status")
     off = {each["unit"]: each["reason"] for each in hooks if each["state"] == HookState.SWITCHED_OFF}
@@ -253,8 +254,8 @@ def check_cpus(environ: Mapping[str, str]) -> Iterator[Finding]:
         return
     quota = client.quota()
     allowed = usable if quota is None else min(usable, max(1, math.ceil(quota)))
-    chosen = f"{_THREADS}={named}" if named is not None else f"torch chooses {threads} compile threads"
-    said = f"{chosen}; {usable} CPUs can be used"
+    chosen = f"{_THREADS}={named}" if named is not None else f"torch chooses {write_count(threads, 'compile thread')}"
+    said = f"{chosen}; {write_count(usable, 'CPU')} can be used"
     said += "" if quota is None else f", with time for {quota:g} of them by the quota of its cgroup"
     if threads > allowed:
         evidence = f"{said}. All are throttled together, and each compile process takes memory."

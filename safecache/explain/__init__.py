@@ -36,7 +36,7 @@ from safecache.ports import Compiling, KernelRequest, Saved
 from safecache.reporting import events
 from safecache.reporting.kinds import Kind, Reason
 from safecache.session import Part
-from safecache.settings import config
+from safecache.settings import config, units
 from safecache.signing import provenance
 
 __all__ = [
@@ -302,9 +302,8 @@ def source_lines(name: str, text: str) -> Iterator[Component]:
     for line in lines[:_MOST_LINES]:
         yield Component(name, _digest_of_line(line), line[:_LONGEST_LINE])
     if lines[_MOST_LINES:]:
-        yield Component(
-            name, key_records.digest("\n".join(lines[_MOST_LINES:])), f"{len(lines) - _MOST_LINES} more lines"
-        )
+        text = units.write_count(len(lines) - _MOST_LINES, "more line")
+        yield Component(name, key_records.digest("\n".join(lines[_MOST_LINES:])), text)
 
 
 def _input(text: str) -> str:

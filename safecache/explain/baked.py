@@ -218,7 +218,7 @@ def _of_triton(targets: Iterable[str]) -> tuple[list[Component], dict[str, str]]
 
 
 class PathInKeys(NamedTuple):
-    """``component``: its name, as components() gives it, in a regular expression; "" if it is in keys of no entry.
+    """``component``: its name, as components() gives it, in a regular expression.
 
     ``path``: of what; ``until``: the first release in whose keys it is not, such as "Triton 3.9", or "". ``follows``:
     what is not found if it differs; ``remedy``: what to do about that.
@@ -274,21 +274,9 @@ PATHS: tuple[PathInKeys, ...] = (
         "install Triton at the same path",
         until="Triton 3.9",
     ),
-    PathInKeys(
-        "",
-        "torch and Python, in the command line of the C++ compiler",
-        "each C++ library (kernels for the CPU, C++ wrappers) is rebuilt; its entry is found",
-        "install torch and Python at the same paths, such as /opt/venv",
-    ),
-    PathInKeys(
-        "",
-        "TORCH_EXTENSIONS_DIR, or else the home, in Ninja's command lines",
-        "each extension of torch.utils.cpp_extension is rebuilt",
-        "set TORCH_EXTENSIONS_DIR to the same path",
-    ),
 )
 
 
 def find_path(component: str) -> PathInKeys | None:
     """Return what is known of the path in the key's component of this name; None if there is no path in it."""
-    return next((known for known in PATHS if known.component and re.fullmatch(known.component, component)), None)
+    return next((known for known in PATHS if re.fullmatch(known.component, component)), None)

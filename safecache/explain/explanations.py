@@ -198,7 +198,7 @@ def _of_lines(name: str, before: KeyRecord, after: KeyRecord) -> Iterator[Differ
         texts = (" ⏎ ".join(c.text for c in part[:_SHOWN_LINES]) for part in (was[start:end], now[new_start:new_end]))
         yield Difference(f"{name} {new_start + 1}", *texts)
     if places[_SHOWN_LINES:]:
-        yield Difference(f"{name}s in {len(places) - _SHOWN_LINES} more places", "", "")
+        yield Difference(f"{name}s in {units.write_count(len(places) - _SHOWN_LINES, 'more place')}", "", "")
 
 
 def _rank(what: str) -> int:

@@ -16,6 +16,7 @@ from safecache.history import Time, label, observed_label, time_label, time_labe
 from safecache.places import ours
 from safecache.ports import Outcome
 from safecache.reporting.kinds import LOOKED_UP, OF_FLIGHTS, OF_RECOMPILE_CHECK, OF_REMOTE, Count, Kind, Reason
+from safecache.settings import units
 
 __all__ = [
     "ALL",
@@ -249,7 +250,7 @@ class Shared(NamedTuple):
         return f"process {self.pid} on {self.host}" if self.pid else "another host"
 
     def __str__(self) -> str:
-        whom = "1 process" if self.processes == 1 else f"{self.processes} processes"
+        whom = units.write_count(self.processes, "process", "processes")
         return (
             f"compiled by {self.by} in {self.took:.1f} s, for which {whom} waited {self.waited:.1f} s in place of"
             f" {self.compiling:.1f} s of compiling"

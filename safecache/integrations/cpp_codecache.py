@@ -206,7 +206,7 @@ def _objection(prefix: str) -> str | None:
 def run_compile_cmd(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
     """run_compile_cmd: says what to install if Python's headers are missing; tries another TMPDIR if it is unusable.
 
-    A compiler that a signal ended is run once more, alone.
+    A compiler that a signal ended is run once more: see library_builds.repeat_if_killed().
     """
 
     def run(cmd_line: str, *rest: Any, **named: Any) -> Any:

@@ -29,7 +29,7 @@ from safecache.ports import Found
 from safecache.reporting import events
 from safecache.reporting.kinds import Count, Kind, Reason
 from safecache.session import Part, call_at_exit
-from safecache.settings import config
+from safecache.settings import config, units
 from safecache.signing import side_records, trust
 from safecache.store import entry_files
 
@@ -252,7 +252,8 @@ def _say_at_the_end() -> None:
     differing = _differing.now
     if differing and config.current().strict:
         which = ", ".join(differing)
-        text = f"safecache: {len(differing)} entries recompile differently: {which}"
+        recompile = units.write_count(len(differing), "entry recompiles", "entries recompile")
+        text = f"safecache: {recompile} differently: {which}"
         events.log_line(logging.ERROR, text)
         _differing.reset()
 

@@ -33,6 +33,7 @@ __all__ = [
 ]
 
 _Result = TypeVar("_Result")
+_Connect = Callable[[Terms], Store]
 
 # Seconds for which a remote is left alone after a failure.
 PATIENCE = 30.0
@@ -82,11 +83,11 @@ class Client:
         terms: Terms,
         *,
         in_background: bool = False,
-        connect: Callable[[Terms], Store] | None = None,
+        connect: _Connect | None = None,
     ) -> None:
         self.shown = settings.without_password(url)
         self._connect = connect or functools.partial(stores.connected, url)
-        self._url, self._terms, self._in_background = url, terms, in_background
+        self.terms, self._url, self._in_background = terms, url, in_background
         self._store: Store | None = None
         self._lock = threading.Lock()
         self._wasted = 0.0
@@ -153,7 +154,7 @@ class Client:
         may = not self._is_left_alone(_WRITING) if writing else self.may_read()
         if not may:
             raise Unavailable
-        begun, seconds = time.monotonic(), self._terms.timeout
+        begun, seconds = time.monotonic(), self.terms.timeout
 
         def work() -> _Result:
             return request(self._connected())
@@ -176,7 +177,7 @@ class Client:
     def _connected(self) -> Store:
         with self._lock:
             if self._store is None:
-                self._store = self._connect(self._terms)
+                self._store = self._connect(self.terms)
             return self._store
 
     def waste(self, seconds: float) -> None:
@@ -188,7 +189,7 @@ class Client:
             return
         waits.charge(seconds, in_vain=True)
         self._wasted += seconds
-        if self._wasted > self._terms.timeout:
+        if self._wasted > self.terms.timeout:
             how = f"{self._wasted:.1f} s spent on lookups that found nothing"
             self._wasted = 0.0
             waits.breaker.now.leave_alone((self._url, _WAITING), PATIENCE)
@@ -244,28 +245,28 @@ _state: Part[_State] = Part(_State, _State.in_child)
 def current() -> Client | None:
     """Return the client of the remote for a compile that waits for it; None without a remote."""
     remote = config.current().remote
-    return None if remote is None else _kept(remote)
+    return None if remote is None else _kept(remote, config.current())
 
 
 def background_client(url: str | None = None) -> Client | None:
     """Return a client with ten times the time limits, for a background thread or a command.
 
-    ``url``: the remote, by default that of the settings. None without one.
+    ``url``: the remote, by default that of the settings; its parameters replace those of the settings. None without
+    one. Raises ValueError for a bad parameter.
     """
-    remote = url or config.current().remote
-    return None if remote is None else _kept(remote, in_background=True)
+    chosen = config.Config(**vars(config.current()) | settings.remote_values(url)) if url else config.current()
+    return None if chosen.remote is None else _kept(chosen.remote, chosen, in_background=True)
 
 
-def client_for_url(url: str, who: object, connect: Callable[[Terms], Store]) -> Client:
+def client_for_url(url: str, who: object, connect: _Connect) -> Client:
     """Return the client of a remote that is not in the settings, on the same terms; one for each ``who``."""
-    return _kept(url, who, connect=connect)
+    return _kept(url, config.current(), who, connect=connect)
 
 
 def _kept(
-    url: str, who: object = None, *, in_background: bool = False, connect: Callable[[Terms], Store] | None = None
+    url: str, chosen: config.Config, who: object = None, *, in_background: bool = False, connect: _Connect | None = None
 ) -> Client:
-    chosen, leisure = config.current(), _LEISURE if in_background else 1
-    terms = Terms(chosen.remote_connect * leisure, chosen.remote_timeout * leisure, chosen.remote_max_bytes)
+    terms = stores.terms(chosen, _LEISURE if in_background else 1)
     clients, key = _state.now.clients, (url, terms, who, in_background)
     if key not in clients:
         if connect is None and extras.report(url):

@@ -14,7 +14,6 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from safecache.remote.stores import END, Oversized, Store, Stored, Terms
-from safecache.settings import config
 
 __all__ = ["RedisStore", "connected", "of_client"]
 
@@ -31,13 +30,13 @@ _NO_CLUSTER = "it is a node of a Redis Cluster, which is not supported: use a se
 def connected(url: str, terms: Terms) -> RedisStore:
     """Return the store at ``url``. Raises ValueError if redis-py does not take it, OSError for a password file."""
     scheme, _, rest = url.partition("://")
-    path, password = config.current().remote_password_file, {}
-    if path is not None:
-        with open(path, encoding="utf-8") as file:
+    password = {}
+    if terms.password_file is not None:
+        with open(terms.password_file, encoding="utf-8") as file:
             password = {"password": file.read().strip()}
     is_tls = scheme.lower().endswith("ss") or scheme.lower() == "valkeys"
     pool = redis.ConnectionPool.from_url(f"{'rediss' if is_tls else 'redis'}://{rest}", **password)
-    return RedisStore(pool, terms, config.current().remote_ttl)
+    return RedisStore(pool, terms, terms.ttl)
 
 
 def of_client(client: Any, terms: Terms) -> RedisStore:

@@ -147,7 +147,7 @@ def send(
     ``files``: verified, with a ``ref`` as in a frame; None: the verified files of ``ref`` in its cache. ``needs``: what
     its user asks for next. ``again``: replace what the remote has. Raises Unavailable and OSError.
     """
-    name = parcels.remote_object_name(ref.kind, ref.key)
+    name, most = parcels.remote_object_name(ref.kind, ref.key), remote.terms.most
     full = stores.prefix() + name
     joins = ref.kind in ENTRIES and not again
     if not joins and not again and remote.sizes([full]):
@@ -155,7 +155,7 @@ def send(
     for _ in range(_MOST_TRIES):
         known = remote.read([full]).get(full) if joins else None
         ours = bundles.read_verified_files(ref) if files is None else files
-        content = _joined(wire.place_in_frame(ref) if files is None else ref, ours, needs, name, known)
+        content = _joined(wire.place_in_frame(ref) if files is None else ref, ours, needs, name, known, most)
         if isinstance(content, Sent):
             return content
         if joins and not isinstance(known, Oversized):
@@ -174,9 +174,9 @@ def _joined(
     needs: tuple[tuple[Kind, str], ...],
     name: str,
     known: bytes | Oversized | None,
+    most: int,
 ) -> bytes | Sent:
     """Return the parcel to send, with what verifies of ``known``, the remote's; or why nothing is sent."""
-    most = config.current().remote_max_bytes
     theirs = parcels.decode_object(known, name, ref, most) if isinstance(known, bytes) else None
     theirs = theirs if isinstance(theirs, Parcel) else Parcel(ref, ())
     ours = {file.name for file in files}
@@ -205,7 +205,7 @@ def _at_exit() -> None:
         events.report(
             Reason.REMOTE_UNAVAILABLE,
             "uploads to the remote cache did not finish",
-            why=f"{left} are left after {took} (flush in its URL)",
+            why=f"{units.write_count(left, 'is', 'are')} left after {took} (flush in its URL)",
             cause="flush",
             remedy="Other hosts will recompile them. Help: safecache copy here URL",
         )

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 from safecache.remote import extras
 from safecache.settings import config
 
-__all__ = ["END", "Oversized", "Store", "Stored", "Terms", "connected", "prefix", "store_from_client"]
+__all__ = ["END", "Oversized", "Store", "Stored", "Terms", "connected", "prefix", "store_from_client", "terms"]
 
 
 # Bytes at the end of a content that tell it from others: ours end in a seal.
@@ -31,11 +31,22 @@ class Stored(NamedTuple):
 
 
 class Terms(NamedTuple):
-    """Limits for the use of a store: seconds for a connection and for an answer, and the largest content in bytes."""
+    """Limits for the use of a store: seconds for a connection and for an answer, and the largest content in bytes.
+
+    Redis and Valkey alone have a ``password_file``, and a ``ttl``: seconds for which what is written is kept.
+    """
 
     connect: float
     timeout: float
     most: int
+    password_file: str | None = None
+    ttl: int | None = None
+
+
+def terms(chosen: config.Config, leisure: float = 1) -> Terms:
+    """Return the terms that these settings have for a remote, with ``leisure`` times their seconds."""
+    seconds = chosen.remote_connect * leisure, chosen.remote_timeout * leisure
+    return Terms(*seconds, chosen.remote_max_bytes, chosen.remote_password_file, chosen.remote_ttl)
 
 
 class Store(Protocol):

@@ -22,6 +22,7 @@ __all__ = [
     "Reason",
     "SealedName",
     "Travel",
+    "anchor",
 ]
 
 
@@ -103,7 +104,12 @@ class Reason(Enum):
     @property
     def help(self) -> str:
         """Command that prints what the reason means and how to fix it."""
-        return f"safecache help errors#{self.value.lower().replace(' ', '-')}"
+        return f"safecache help errors#{anchor(self.value)}"
+
+
+def anchor(heading: str) -> str:
+    """Return the anchor by which a link leads to the section with this heading, as GitHub makes it."""
+    return "".join(each for each in heading.lower() if each.isalnum() or each in "_- ").replace(" ", "-")
 
 
 # Why a file is not even read, or could not be.

@@ -23,8 +23,8 @@ __all__ = [
     "Value",
     "is_pack",
     "names",
+    "remote_values",
     "switch",
-    "url",
     "without_password",
 ]
 
@@ -267,7 +267,7 @@ def _waits(text: str) -> dict[str, Any]:
     return found
 
 
-# Parameters of a remote in SAFECACHE_TIERS, after the name of each value.
+# Parameters of a remote's URL, after the name of each value.
 _OF_REMOTE = ("password_file", "read_only", "connect", "timeout", "flush", "max_bytes", "ttl")
 _TIERS = (
     f"comma-separated, in this order, each optional: DIRECTORY,{CACHE}; directories; packs; a URL of "
@@ -285,11 +285,12 @@ def _tiers(text: str) -> dict[str, Any]:
         raise ValueError(text)
     found = {"local": next(map(path, fast), None), "lower": tuple(map(path, lower)), "remote": None}
     for remote in remotes:
-        found |= _remote(remote)
+        found |= remote_values(remote)
     return found
 
 
-def _remote(text: str) -> dict[str, Any]:
+def remote_values(text: str) -> dict[str, Any]:
+    """Parse the URL of a remote with its parameters. Return what they set of VALUES, by name. Raises ValueError."""
     place, _, query = text.partition("?")
     theirs, found = [], {}
     for pair in filter(None, query.split("&")):

@@ -14,6 +14,7 @@ __all__ = [
     "parse_size",
     "parse_time",
     "write_age",
+    "write_count",
     "write_size",
     "write_stamp",
     "write_time",
@@ -67,6 +68,11 @@ def _positive(number: float, text: str) -> int:
     if not 1 <= number <= _MOST:
         raise ValueError(text)
     return int(number)
+
+
+def write_count(number: int, noun: str, plural: str = "") -> str:
+    """Return such as ``1 file`` or ``2 files``; with ``plural`` instead of ``noun`` and an s, such as ``2 entries``."""
+    return f"{number} {noun if number == 1 else plural or f'{noun}s'}"
 
 
 def write_size(size: int) -> str:

@@ -120,6 +120,11 @@ class Keyring(NamedTuple):
         return self.problem or "no key is trusted"
 
     @property
+    def is_verifier(self) -> bool:
+        """Tell whether SAFECACHE_KEY_FILE is a public key, so that this process verifies and never seals."""
+        return "only the public part" in self.problem
+
+    @property
     def attesting(self) -> Key:
         """Key that attests the code that this process builds: the signing key, or else the ephemeral one."""
         return self.signing or key()

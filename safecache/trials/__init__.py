@@ -24,7 +24,7 @@ from safecache.reporting import events, report
 from safecache.reporting.kinds import Kind, Reason
 from safecache.reporting.report import Refusal
 from safecache.session import Part, inherit
-from safecache.settings import config
+from safecache.settings import config, units
 from safecache.tiers import fallback
 from safecache.trials import markers, strikes
 from safecache.trials.markers import Blame, Marker
@@ -188,7 +188,7 @@ def _against(cache: _Cache, names: list[str], blame: Blame, reason: Reason, bega
     with suppress(OSError):
         moved = strikes.add(cache.root, names, blame, reason, began)
         if moved is not None:
-            rest = f" and {len(names) - 1} files it loaded" if len(names) > 1 else ""
+            rest = f" and {units.write_count(len(names) - 1, 'file')} it loaded" if len(names) > 1 else ""
             where = f" in {os.path.dirname(moved[0])}" if moved else " where possible; what stays is not used"
             graph = f"cached graph {os.path.join(cache.root, names[0])}"
             remedy = f"Quarantined it{rest}{where}. Recompiling. Help: safecache ls --crashed"

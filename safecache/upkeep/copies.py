@@ -334,7 +334,7 @@ class Remote:
         return found
 
     def read(self, listing: Listing) -> Bundle:
-        name, most = parcels.remote_object_name(listing.ref.kind, listing.ref.key), config.current().remote_max_bytes
+        name, most = parcels.remote_object_name(listing.ref.kind, listing.ref.key), self._remote.terms.most
         content = self._remote.read([full := stores.prefix() + name]).get(full)
         if isinstance(content, bytes):
             found = parcels.unpacked(content, name, most)

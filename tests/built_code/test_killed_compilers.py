@@ -8,8 +8,10 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
+from conftest import needs_root
 
 from safecache.code import library_builds
 
@@ -45,7 +47,7 @@ def test_what_a_signal_ended_is_run_once_more(caplog, end):
     compile, runs = compiler(end, 0)
     assert library_builds.repeat_if_killed(compile) == "made" and len(runs) == 2
     [line] = caplog.messages
-    assert "ended by a signal (" in line and "once more" in line
+    assert "ended by a signal (" in line and "once more, one at a time in this container" in line
 
 
 @pytest.mark.parametrize(
@@ -87,6 +89,29 @@ def test_second_attempts_are_made_one_after_the_other():
     for thread in threads:
         thread.join(30)
     assert most == [1, 1, 1]
+
+
+HOLD = """
+import os, socket
+held = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+held.bind(f"\\0safecache: compilers of {os.geteuid()}")
+print(flush=True)
+input()
+"""
+
+
+@needs_root
+@pytest.mark.parametrize("within", [[], ["unshare", "--net"]], ids=["here", "container"])
+def test_second_attempt_waits_for_none_in_another_container(monkeypatch, within):
+    monkeypatch.setenv("SAFECACHE_LOCK_TIMEOUT", "2")
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([*within, sys.executable, "-c", HOLD], **pipes) as other:
+        assert other.stdout.readline() == "\n"
+        compile, _ = compiler(GCC, 0)
+        began = time.monotonic()
+        assert library_builds.repeat_if_killed(compile) == "made"
+        assert (time.monotonic() - began < 2) is bool(within)
+        other.communicate("\n")
 
 
 def test_whoever_holds_the_name_is_not_waited_for_without_end(monkeypatch):

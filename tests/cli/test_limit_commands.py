@@ -87,7 +87,7 @@ def test_gc_that_cannot_meet_the_limit_tells_why_and_fails(cache, run, report):
     found = report("gc", "--max-bytes", "1", code=1)
     assert found["kept"] == {"it was used in the last 1 h": {"groups": 1, "files": 1, "bytes": 1000}}
     said = run("gc", "--max-bytes", "1", cache.root)
-    assert said.code == 1 and "1 groups, 1 files, 1.0 kB left: it was used in the last 1 h" in said.out
+    assert said.code == 1 and "1 group, 1 file, 1.0 kB left: it was used in the last 1 h" in said.out
 
 
 def test_gc_without_a_limit_says_so(cache, run):

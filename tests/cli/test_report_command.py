@@ -81,7 +81,7 @@ def test_page_has_a_bar_for_each_process_to_the_scale_of_the_longest(cache, page
     journal_of(cache, {"pid": 2, "rank": "", "host": HOSTILE, "counts": quick}, {"counts": slow}, miss())
     found = page()
     text = found.text.partition("Time by process")[2]
-    first = "process 1 on node-7, rank 3 compiling: 3.0 s, waiting: 1.0 s, hits: 0.0 s; 0 of 1 lookups hit"
+    first = "process 1 on node-7, rank 3 compiling: 3.0 s, waiting: 1.0 s, hits: 0.0 s; 0 of 1 lookup hit"
     assert first in text and "compiling: 0.0 s, waiting: 0.0 s, hits: 2.0 s; 2 of 2 lookups hit" in text
     assert text.index(first) < text.index("process 2 on <script>alert(1)</script>\\x1b[31m")
     bars = [attributes["style"] for tag, attributes in found.elements if tag == "i" and "style" in attributes][-6:]

@@ -49,7 +49,7 @@ def entry(cache, number: int, key: Key | None = KEY, damaged: bool = False):
 def test_entries_that_verify(machine, cache):
     entry(cache, 2)
     found = machine.examine().one("entries", "ok")
-    assert f"Of 1 files in {machine.inductor}, all were verified" in found["evidence"]
+    assert f"Of 1 file in {machine.inductor}, all were verified" in found["evidence"]
 
 
 def test_damaged_entry_is_named(machine, cache):
@@ -96,7 +96,7 @@ def test_container_that_has_lost_its_key(machine, cache):
     entry(cache, 2)
     shutil.rmtree(machine.home / ".config")
     found = machine.examine().one("entries-without-key", "warning")
-    assert "SAFECACHE_KEY_FILE" in found["remedy"] and "1 files" in found["evidence"]
+    assert "SAFECACHE_KEY_FILE" in found["remedy"] and "1 file," in found["evidence"]
 
 
 def test_exposed_cache_is_verified_all_the_same(machine, cache):
@@ -197,7 +197,7 @@ def test_runs_that_hit_nothing_of_what_was_there(machine, cache):
     run(cache, "two", HOUR, MISS, MISS | {"counts": {"fx miss: never seen": 5}})
     found = machine.examine().one("never-hit", "warning")
     assert "(two) looked up 7 and hit nothing: 5 fx miss: never seen, 2 fx miss: key differs" in found["evidence"]
-    assert "1 entries were there before it" in found["evidence"] and found["remedy"] == "safecache stats --run last"
+    assert "1 entry was there before it" in found["evidence"] and found["remedy"] == "safecache stats --run last"
 
 
 def test_run_with_a_hit_by_one_of_its_processes_is_served(machine, cache):

@@ -79,7 +79,7 @@ def test_stats_say_what_would_be_refused_and_why(stock):
     assert (
         command(stock, "stats", stock.cache)[1]
         .splitlines()[-1]
-        .startswith("effect: 1 hits, 4 files used that SAFECACHE=1 refuses, 0 lookups refused what was there")
+        .startswith("effect: 1 hit, 4 files used that SAFECACHE=1 refuses, 0 lookups refused what was there")
     )
 
 

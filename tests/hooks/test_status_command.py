@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 from conftest import NEEDS_TORCH, SOURCE
+from helpers import key_cases
 
 from safecache.patching.activation import list_hooks
+from safecache.signing import key_files
 
 FAKE_RELEASE = (2, 14)
 
@@ -50,6 +52,22 @@ def test_unknown_torch_exits_1(command_line):
 def test_switched_off_exits_1(command_line):
     said = command_line("status", "--json", SAFECACHE="0")
     assert said.returncode == 1 and states(said) == {"inactive"}, said.errors
+
+
+@pytest.mark.parametrize("is_revoked", [False, True])
+def test_process_that_only_verifies_exits_0_while_its_key_is_good(command_line, tmp_path, is_revoked):
+    key = key_cases.PUBLIC._replace(revoked=1.0 if is_revoked else None)
+    key_files.save(str(tmp_path / "farm.pub.json"), key)
+    said = command_line("status", "--json", SAFECACHE_KEY_FILE=str(tmp_path / "farm.pub.json"))
+    found = json.loads(said.lines[-1])
+    assert (said.returncode, found["only_verifies"], found["key"]) == (int(is_revoked), not is_revoked, None)
+    lines = command_line("status", SAFECACHE_KEY_FILE=str(tmp_path / "farm.pub.json")).lines
+    assert any(line.startswith("verifies only") for line in lines) is not is_revoked, lines
+
+
+def test_no_key_exits_1(command_line, tmp_path):
+    said = command_line("status", "--json", SAFECACHE_KEY_FILE=str(tmp_path / "none"))
+    assert said.returncode == 1 and json.loads(said.lines[-1])["only_verifies"] is False
 
 
 @pytest.fixture

@@ -44,6 +44,10 @@ def test_guide_names_each_variable_of_triton(name):
     assert baked.find_path(f"env {name}") is not None and f"`{name}`" in PAGE
 
 
+def test_each_row_is_of_a_component():
+    assert [row.path for row in baked.PATHS if not row.component] == []
+
+
 @pytest.mark.parametrize(
     ("component", "path"),
     [

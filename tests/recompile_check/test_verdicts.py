@@ -162,7 +162,7 @@ def test_strict_mode_raises_nothing_and_lists_what_has_differed_at_the_end(hit, 
     recompile_check._say_at_the_end()
     said = [each.getMessage() for each in caplog.records if each.levelname == "ERROR"]
     assert len(said) == is_strict
-    assert all(f"1 entries recompile differently: AOTAutograd entry {hit.ref.key}" in _ for _ in said)
+    assert all(f"1 entry recompiles differently: AOTAutograd entry {hit.ref.key}" in _ for _ in said)
 
 
 FORKS = """
@@ -193,7 +193,7 @@ def test_each_process_lists_its_own_at_its_end(tmp_path, how):
     environment = {"PYTHONPATH": str(SOURCE), "SAFECACHE_STRICT": "1", "HOME": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert done.stderr.count(f"1 entries recompile differently: FX graph entry the {how}'s") == 1
+    assert done.stderr.count(f"1 entry recompiles differently: FX graph entry the {how}'s") == 1
 
 
 def test_run_tells_what_was_verified(cache, hit, monkeypatch):

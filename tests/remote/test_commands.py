@@ -250,6 +250,27 @@ def test_a_bad_url_is_not_shown(run, cache):
     assert said.code == 2 and "redis" in said.err and "s3cret" not in said.err
 
 
+def test_a_url_of_a_command_has_parameters(run, new_redis, cache, tmp_path):
+    pytest.importorskip("redis")
+    server = new_redis("--requirepass", "s3cret")
+    url = f"{server.url}?password_file={filled.write(tmp_path / 'password', b's3cret')}&timeout=2&connect=1"
+    filled.entry(cache, Kind.FX_ENTRY, key("f", "large"), os.urandom(100_000))
+    said = told(run("copy", cache, f"{url}&ttl=1h&max_bytes=50K", "--json"), 1)
+    assert (said["copied"], said["refused"]) == (filled.BUNDLES, 1) and "max_bytes" in said["problems"][0]["why"]
+    held = server.client(password="s3cret")
+    assert {held.ttl(name) > 3000 for name in held.scan_iter()} == {True}
+    assert told(run("copy", cache, url, "--json"))["copied"] == 1
+    said = told(run("copy", f"{url}&max_bytes=50K", tmp_path / "there", "--json"), 1)
+    assert (said["copied"], said["refused"]) == (filled.BUNDLES, 1)
+    assert told(run("ls", "--sum", "--remote", url, "--json"))["total"]["groups"] == filled.BUNDLES + 1
+
+
+@pytest.mark.parametrize("command", [("copy",), ("ls", "--sum", "--remote")])
+def test_a_bad_parameter_is_refused_and_not_shown(run, command):
+    said = run(*command, "redis://user:s3cret@there?timeout=soon")
+    assert said.code == 2 and "parameter" in said.err and "s3cret" not in said.err + said.out
+
+
 def test_without_a_terminal_there_are_plain_lines(run, url, tmp_path):
     for number in range(100):
         filled.entry(tmp_path / "many", Kind.FX_ENTRY, key("f", str(number)), b"x")

@@ -206,7 +206,7 @@ def test_process_that_cannot_send_in_time_ends_and_says_so(new_home):
     done = python(code, env=environment)
     server.close()
     assert done.returncode == 0 and not done.stdout, done
-    assert "uploads to the remote cache did not finish [remote unavailable]: 1 are left" in done.stderr, done.stderr
+    assert "uploads to the remote cache did not finish [remote unavailable]: 1 is left" in done.stderr, done.stderr
     assert "Help: safecache copy here URL" in done.stderr, done.stderr
 
 

@@ -88,8 +88,8 @@ def test_run_tells_of_all_its_processes(cache, tmp_path, run):
     assert said["remote_hit"] == said["remote_miss"] == said["remote_sent"] == 1
     assert said["remote_given"] == said["remote_received"] == size and said["remote_unsent"] == 0
     [line] = [line for line in run("stats", cache).lines if line.startswith("remote: ")]
-    assert "1 groups fetched" in line and "1 not there" in line and "2 requests" in line and "left alone" not in line
-    assert "1 groups fetched" in page(cache)
+    assert "1 group fetched" in line and "1 not there" in line and "2 requests" in line and "left alone" not in line
+    assert "1 group fetched" in page(cache)
 
 
 def test_without_a_remote_nothing_is_said_of_it(cache, run):

@@ -87,3 +87,16 @@ def test_size_is_written_with_its_unit(size, text):
 )
 def test_age_is_written_in_its_largest_unit(seconds, text):
     assert units.write_age(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("number", "words", "text"),
+    [
+        (1, ["file"], "1 file"),
+        (0, ["file"], "0 files"),
+        (1, ["entry", "entries"], "1 entry"),
+        (2, ["is", "are"], "2 are"),
+    ],
+)
+def test_count_agrees_with_its_noun(number, words, text):
+    assert units.write_count(number, *words) == text

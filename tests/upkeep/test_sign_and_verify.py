@@ -95,7 +95,7 @@ def test_adopted_entries_are_of_the_namespace_of_the_settings(run, cache, settin
     settings(SAFECACHE_NAMESPACE="prod")
     cache(PAYLOAD)
     assert run("adopt", cache.root).code == 0 and run("verify", cache.root).code == 0
-    assert run("adopt", cache.root).lines == ["0 files sealed, 1 were sealed already."]
+    assert run("adopt", cache.root).lines == ["0 files sealed, 1 was sealed already."]
     settings(SAFECACHE_NAMESPACE="test")
     assert run("verify", cache.root).code == 1
 
@@ -154,7 +154,7 @@ def test_verify_says_what_private_trust_accepts(run, cache, settings):
     cache(PAYLOAD)
     settings(SAFECACHE_TRUST="private")
     said = run("verify", cache.root)
-    assert said.code == 0 and said.lines == ["1 entries, 0 files of code, 1 accepted as private"]
+    assert said.code == 0 and said.lines == ["1 entry, 0 files of code, 1 accepted as private"]
 
 
 @pytest.mark.timeout(20, method="signal")  # would hang for ever
@@ -189,7 +189,7 @@ def test_farm_seals_and_a_server_with_the_public_part_verifies_until_it_is_revok
     assert command("farm", "adopt", cache.root, SAFECACHE_KEY_FILE=private).code == 0
     assert command("server", "verify", cache.root, SAFECACHE_KEY_FILE="").code == 1
     assert command("server", "trust", public).code == 0
-    assert command("server", "verify", cache.root).out == "1 entries, 0 files of code, 1 verified\n"
+    assert command("server", "verify", cache.root).out == "1 entry, 0 files of code, 1 verified\n"
     assert command("server", "revoke", key_id[:8]).code == 0
     refused = command("server", "verify", cache.root)
     assert refused.code == 1 and "[revoked key]" in refused.out

@@ -243,7 +243,7 @@ def test_damaged_seal_is_named(copied):
     entry = next((copied.cache / "aotautograd").glob("*/*"))
     entry.write_bytes(entry.read_bytes()[:-9])
     report = copied.check()
-    assert report["misses"] and told(report)[0][:2] == ("seals of 1 files", "unsealed")
+    assert report["misses"] and told(report)[0][:2] == ("seals of 1 file", "unsealed")
 
 
 @EXHAUSTIVE

@@ -52,7 +52,7 @@ def test_one_process_is_enough_to_see_that_all_is_there(tmp_path):
     home = Home(tmp_path, KERNEL)
     assert home.warm().returncode == 0
     said = home.warm()
-    assert said.returncode == 0 and "process 1: 1 of 1 lookups hit; nothing was compiled" in said.stdout, said
+    assert said.returncode == 0 and "process 1: 1 of 1 lookup hit; nothing was compiled" in said.stdout, said
     assert "process 2" not in said.stdout
 
 
