@@ -47,7 +47,7 @@ def run_doctor(arguments: argparse.Namespace) -> View:
         with view.progress(described="looking around"):
             findings = examine(import_torch=not arguments.no_import)
     data = {"file": arguments.load} if arguments.load else {"worst": worst(findings)}
-    lines = [line for each in findings for line in _lines(f"{each.severity} {each.code}", each.evidence, each.remedy)]
+    lines = [f"{each.severity}: {each.text}" for each in findings]
     if not arguments.load:
         counts = Counter(finding.severity for finding in findings)
         lines.append(
@@ -55,7 +55,8 @@ def run_doctor(arguments: argparse.Namespace) -> View:
         )
     least = SEVERITIES.index("warning" if arguments.strict else "error")
     code = EXIT_FINDINGS if SEVERITIES.index(worst(findings)) >= least else 0
-    return View({**data, "findings": [finding._asdict() for finding in findings]}, lines, code)
+    rows = [each._asdict() | {"evidence": each.evidence, "text": each.text} for each in findings]
+    return View({**data, "findings": rows}, lines, code)
 
 
 def _compare(sources: list[str]) -> View:
@@ -69,31 +70,25 @@ def _compare(sources: list[str]) -> View:
         baselines.append(Baseline.of_directories(directories or warming.places()))
     groups = sum(baseline.groups for baseline in baselines)
     found = [each for baseline in baselines for each in compare(baseline)]
-    lines = [line for each in found for line in _lines("misses" if each.misses else "may miss", str(each), each.remedy)]
+    lines = [f"{'misses' if each.misses else 'may miss'}: {each.text}" for each in found]
     if not groups:
         lines.append("it has no compiled files")
     elif worst(found) != "error":
         lines.append("every entry can hit here as far as can be told without compiling")
     misses = not groups or worst(found) == "error"
-    differences = [each._asdict() | {"text": str(each)} for each in found]
+    differences = [each._asdict() | {"reason": each.reason.value, "text": each.text} for each in found]
     data = {"groups": groups, "misses": misses, "differences": differences}
     return View(data, lines, EXIT_FINDINGS if misses else 0)
-
-
-def _lines(what: str, evidence: str, remedy: str) -> list[str]:
-    return [f"{what}: {evidence}", *([f"  {remedy}"] if remedy else [])]
 
 
 def add_status(parser: argparse.ArgumentParser) -> None:
     """Add its arguments."""
     add_json(parser)
     parser.add_argument("--all", action="store_true", help="list every hook, not only inactive ones")
-    parser.add_argument(
-        "--sinks", action="store_true", help="list every place in torch and Triton that runs bytes, and its verifier"
-    )
-    parser.add_argument(
-        "--table", action="store_true", help="list every hook, its upstream function and the defect it answers"
-    )
+    text = "list every place in torch and Triton that runs bytes, and its verifier"
+    parser.add_argument("--sinks", action="store_true", help=text)
+    text = "list every hook, its upstream function and the defect it answers"
+    parser.add_argument("--table", action="store_true", help=text)
     parser.add_argument("--no-import", action="store_true", help="do not import torch; only list the hooks")
 
 

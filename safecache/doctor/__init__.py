@@ -120,16 +120,18 @@ def _run(name: str, check: Check, environ: Mapping[str, str]) -> list[Finding]:
             for each in check.find(environ):
                 found.append(each)
         except Exception as error:
-            evidence = f"The check of {name} failed: {type(error).__name__}: {error}."
-            found.append(finding.warning("check-failed", evidence, "Please report it, with this line."))
+            why = f"{type(error).__name__}: {error}. The other checks ran"
+            remedy = "safecache doctor --json > doctor.json  # and report it to safecache with that file"
+            found.append(finding.warning("check-failed", f"the check of {name} failed", why, remedy))
 
     thread = threading.Thread(target=run, name=f"safecache-doctor-{name}", daemon=True)
     thread.start()
     limit = installation.TIMEOUT + _DEADLINE if check.needs is Needs.TORCH else _DEADLINE
     thread.join(limit)
     if thread.is_alive():
-        evidence = f"The check of {name} does not end within {limit:g} s, as where a file server does not answer."
-        return [*found, finding.error("check-failed", evidence, "stat -f each directory; mount | grep nfs")]
+        why = f"no result within {limit:g} s, as where a file server does not answer. Compiles may hang there too"
+        remedy = "timeout 5 stat -f DIR  # for each cache and mount: the one that does not answer"
+        return [*found, finding.error("check-failed", f"the check of {name} does not end", why, remedy)]
     return found
 
 

@@ -42,7 +42,7 @@ __all__ = [
 
 _SECONDS = 20.0
 _UNSET = ("", "unset")
-_REBUILT = "Fill the cache on a machine like this one, or install there what is here."
+_REBUILT = "safecache warm -- CMD  # on a machine like this one; or install there what is here"
 
 
 class Gpu(NamedTuple):
@@ -57,10 +57,12 @@ class Baseline:
     """Origin of a cache, as packing.collect() returns it, with this environment to compare.
 
     ``made``: versions that a pack states, with those of servers. ``refusal``: why the pack is refused, and nothing that
-    it states counts; else "".
+    it states counts; else None.
     """
 
-    def __init__(self, baked: Mapping[str, Any], made: Mapping[str, Any], groups: int, refusal: str = "") -> None:
+    def __init__(
+        self, baked: Mapping[str, Any], made: Mapping[str, Any], groups: int, refusal: PackRefusedError | None = None
+    ) -> None:
         self.baked, self.made, self.groups, self.refusal = baked, made, groups, refusal
         self.keys: Mapping[str, Any] = baked.get("components", {})
 
@@ -70,7 +72,7 @@ class Baseline:
         try:
             manifest = archive.opened(path).manifest
         except PackRefusedError as error:
-            return cls({}, {}, 1, str(error))
+            return cls({}, {}, 1, error)
         return cls(manifest.get("baked") or {}, manifest.get("made_with") or {}, len(manifest["groups"]))
 
     @classmethod
@@ -107,23 +109,25 @@ class Baseline:
 def check_records(baseline: Baseline) -> Iterator[Difference]:
     """Whether it is known what it was made with."""
     if baseline.refusal:
-        yield Difference("the pack", "sealed there", baseline.refusal, "A server would not use it either.")
-    elif not baseline.groups:
+        error, reason = baseline.refusal, Reason(baseline.refusal.reason)
+        remedy = _REMEDIES.get(reason, "safecache copy here PACK  # on the machine that has the cache")
+        yield Difference("the pack", "sealed there", str(error), remedy, True, reason, "is refused", error.why)
         return
-    elif not baseline.keys.get("recorded"):
-        what, remedy = "what keys are made of, which is not recorded there,", "Fill the cache with safecache active."
-        yield Difference(what, UNSHOWN, UNSHOWN, remedy, misses=False)
-    elif baseline.keys["unsure"]:
-        remedy = "Warm it with this version of safecache, whose records say which settings the program has chosen."
-        yield Difference("settings of older records", UNSHOWN, UNSHOWN, remedy, misses=False)
+    why, remedy = "", "safecache warm -- CMD  # with this release of safecache active"
+    if baseline.groups and not baseline.keys.get("recorded"):
+        why = "what its keys are made of is not recorded there"
+    elif baseline.groups and baseline.keys["unsure"]:
+        why = "its records do not say which settings the program chose"
+    if why:
+        yield Difference("settings", UNSHOWN, UNSHOWN, remedy, False, Reason.NOT_EXPLAINED, "are not compared", why)
 
 
 _REMEDIES = {
-    Reason.UNKNOWN_KEY: "Give this process that key: SAFECACHE_KEY_FILE=FILE, or safecache keys trust FILE.",
-    Reason.UNSEALED: "Fill the cache with safecache active, or seal it there once, on your word: safecache adopt DIR.",
-    Reason.REVOKED_KEY: "Fill the cache again, sealed with another key.",
-    Reason.EXPIRED_KEY: "Fill the cache again, and run safecache sign DIR with the next key before a key expires.",
-    Reason.KEY_NOT_ALLOWED: "If it should supply this namespace: safecache keys trust FILE --namespace PATTERN.",
+    Reason.UNKNOWN_KEY: "safecache keys trust FILE  # its public part; or export SAFECACHE_KEY_FILE=FILE",
+    Reason.UNSEALED: "safecache adopt DIR  # there, only if no one else could write to it",
+    Reason.REVOKED_KEY: "safecache warm -- CMD  # with another key",
+    Reason.EXPIRED_KEY: "safecache warm -- CMD  # with the next key; safecache sign DIR before one expires",
+    Reason.KEY_NOT_ALLOWED: "safecache keys trust FILE --namespace PATTERN  # if it should supply this namespace",
 }
 
 
@@ -137,16 +141,17 @@ def check_seals(baseline: Baseline) -> Iterator[Difference]:
         if key is not None and reason is None and not key.allows(own):
             reason = Reason.KEY_NOT_ALLOWED
         if reason is not None:
-            yield Difference(f"signing key [{reason.value}]", signer, ours, _REMEDIES[reason])
+            yield Difference("signing key", signer, ours, _REMEDIES[reason], reason=reason)
     for namespace in baseline.baked["namespaces"]:
         if namespace != own:
             remedy = f"export SAFECACHE_NAMESPACE={shlex.quote(namespace)}"
-            yield Difference("SAFECACHE_NAMESPACE", namespace, own, remedy)
+            yield Difference("SAFECACHE_NAMESPACE", namespace, own, remedy, reason=Reason.OTHER_NAMESPACE)
     told = {Reason.UNKNOWN_KEY, Reason.REVOKED_KEY, Reason.EXPIRED_KEY, Reason.KEY_NOT_ALLOWED, Reason.OTHER_NAMESPACE}
     for state, count in baseline.baked["refused"].items():
         if state not in {reason.value for reason in told}:
-            remedy = _REMEDIES.get(Reason(state), "safecache verify DIR names them. Fill the cache again.")
-            yield Difference(f"seals of {write_count(count, 'file')}", state, "none that holds", remedy)
+            remedy = _REMEDIES.get(Reason(state), "safecache verify DIR  # lists them; then fill the cache again")
+            what, why = f"seals of {write_count(count, 'file')}", "they do not verify there either"
+            yield Difference(what, state, "none that holds", remedy, True, Reason(state), "are refused", why)
 
 
 def check_builds(baseline: Baseline) -> Iterator[Difference]:
@@ -155,22 +160,20 @@ def check_builds(baseline: Baseline) -> Iterator[Difference]:
     here = provenance.describe() | {"gpu": ",".join(sorted({gpu.architecture for gpu in gpus}))}
     for name in ("machine", "torch", "triton"):
         if builds[name] and here[name] not in builds[name]:
-            remedy = (
-                _REBUILT
-                if name == "machine"
-                else f"Install {name} {builds[name][-1]}, or fill the cache with this one."
-            )
-            yield Difference(name, ", ".join(builds[name]), here[name] or "none", remedy)
+            shown, remedy = ", ".join(builds[name]), f"pip install {name}=={builds[name][-1]}  # or fill the cache anew"
+            remedy = _REBUILT if name == "machine" else remedy
+            yield Difference(name, shown, here[name] or "none", remedy, reason=Reason.OTHER_BUILD)
     minors = {version.rpartition(".")[0] for version in builds["python"]}
     if minors and here["python"].rpartition(".")[0] not in minors:
-        remedy = "Use that Python: the commands that build libraries name its headers."
-        yield Difference("Python", ", ".join(builds["python"]), here["python"], remedy, misses=bool(builds["cpu"]))
+        remedy = "safecache warm -- CMD  # with this Python: commands that build libraries name its headers"
+        shown, misses = ", ".join(builds["python"]), bool(builds["cpu"])
+        yield Difference("Python", shown, here["python"], remedy, misses, Reason.OUTDATED)
     baked = {each for value in builds["gpu"] for each in value.split(",")}
     if baked and not gpus:
-        remedy = "Look again where the GPU is."
-        yield Difference("GPU", ", ".join(sorted(baked)), "none that nvidia-smi sees", remedy, misses=False)
+        shown, remedy = ", ".join(sorted(baked)), "nvidia-smi  # run this command again where it lists a GPU"
+        yield Difference("GPU", shown, "none that nvidia-smi sees", remedy, False, Reason.OTHER_GPU)
     elif baked and baked.isdisjoint(here["gpu"].split(",")):
-        yield Difference("GPU", ", ".join(sorted(baked)), here["gpu"], _REBUILT)
+        yield Difference("GPU", ", ".join(sorted(baked)), here["gpu"], _REBUILT, reason=Reason.OTHER_GPU)
 
 
 def check_cpus(baseline: Baseline) -> Iterator[Difference]:
@@ -181,7 +184,7 @@ def check_cpus(baseline: Baseline) -> Iterator[Difference]:
         lacking = sorted(there - here)
         more = sorted(name for name in here - there if name.startswith(("avx", "amx", "sve")))
         if lacking:
-            yield Difference("CPU", f"with {' '.join(lacking[:5])}", "without", _REBUILT)
+            yield Difference("CPU", f"with {' '.join(lacking[:5])}", "without", _REBUILT, reason=Reason.OTHER_CPU)
         elif more:
             yield Difference("CPU", f"without {' '.join(more[:5])}", "with", _REBUILT)
 
@@ -192,7 +195,7 @@ def check_servers(baseline: Baseline) -> Iterator[Difference]:
     for name, version in ((name, made[name]) for name in packing.SERVERS if name in made):
         here = provenance.installed(name)
         if here != version:
-            remedy = f"pip install {name}=={version}, or fill the cache with this one."
+            remedy = f"pip install {name}=={version}  # or fill the cache with this one"
             yield Difference(name, version, here or "none", remedy)
 
 
@@ -206,7 +209,8 @@ def check_parts(baseline: Baseline) -> Iterator[Difference]:
             continue
         if digest in values:
             others = " or ".join(value for other, value in values.items() if other != digest)
-            yield Difference(f"{name} of a part of it", others, text, "The other part can hit here.", misses=False)
+            remedy = "safecache stats  # after a start: the other part can hit here"
+            yield Difference(f"{name} of a part of it", others, text, remedy, misses=False)
             continue
         shown = " or ".join(dict.fromkeys(values.values()))
         variable = _variable_of(name, keys["environment"], here)
@@ -220,14 +224,14 @@ def check_parts(baseline: Baseline) -> Iterator[Difference]:
 
 def _remedy(name: str, shown: str) -> str:
     if name == "number of CPU threads":
-        return f"export OMP_NUM_THREADS={shlex.quote(shown.partition(' or ')[0])}, there and here."
+        return f"export OMP_NUM_THREADS={shlex.quote(shown.partition(' or ')[0])}  # there and here"
     if name.startswith(PLACE):
-        return "Install it at the same path, or start Python through a link there: the keys of libraries have it."
+        return "ln -s HERE THERE  # or install it at that path: the keys of libraries have it"
     known = of_records.find_path(name)
     if known is not None:
-        return f"{known.path}: {known.remedy}."
+        return f"{known.path}: {known.remedy}"
     if name.startswith(of_records.CONFIGS):
-        return "Set it as it was there: by its variable, or in a sitecustomize, as the program has not chosen it."
+        return "set it as it was there, by its variable or in a sitecustomize: the program does not choose it"
     return _REBUILT
 
 
@@ -255,7 +259,7 @@ def _of_variable(
     values = there.get(name, {"": "unset"})
     remedy = f"unset {variable}" if "" in values else f"export {variable}={shlex.quote(next(iter(values.values())))}"
     if UNSHOWN in values.values():
-        remedy = f"Set {variable} as it was there."
+        remedy = f"export {variable}=VALUE  # as it was there"
     return Difference(f"{variable}{which}", " or ".join(values.values()), here.get(name, _UNSET)[1], remedy, misses)
 
 
@@ -283,7 +287,7 @@ def check_kernels(baseline: Baseline) -> Iterator[Difference]:
     for target, digests in keys["compilers"].items():
         found = here.compilers.get(target, "")
         if found not in digests:
-            remedy = "Use the same Triton and ptxas: TRITON_PTXAS_PATH and TRITON_PTXAS_BLACKWELL_PATH name another."
+            remedy = "unset TRITON_PTXAS_PATH TRITON_PTXAS_BLACKWELL_PATH  # or use the Triton and ptxas from there"
             yield Difference(f"Triton's compiler for {target}", UNSHOWN, UNSHOWN, remedy, misses=bool(found))
 
 

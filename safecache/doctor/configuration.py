@@ -46,13 +46,14 @@ _DIRECTORIES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TMPDIR")
 def check_variables(environ: Mapping[str, str]) -> Iterator[Finding]:
     """Findings about invalid settings, and relative directories."""
     for variable, problem in config.problems(environ).items():
-        yield finding.error("bad-setting", f"{problem}.", f"unset {variable}")
+        why = f"{problem}. `import safecache` raises ConfigError, and commands exit with 78"
+        yield finding.error("bad-setting", f"{variable} is refused", why, f"unset {variable}")
     for variable in _DIRECTORIES:
         path = environ.get(variable, "")
         if path and not os.path.isabs(path):
-            evidence = f"{variable}={path} is a relative path: another directory in each working directory."
+            why = "it is another directory in each working directory. Processes started elsewhere recompile"
             remedy = f"export {variable}={shlex.quote(os.path.abspath(path))}"
-            yield finding.warning("relative-directory", evidence, remedy)
+            yield finding.warning("relative-directory", f"{variable}={path} is a relative path", why, remedy)
 
 
 def check_names(environ: Mapping[str, str]) -> Iterator[Finding]:
@@ -62,8 +63,8 @@ def check_names(environ: Mapping[str, str]) -> Iterator[Finding]:
         near = difflib.get_close_matches(name.upper(), config.VARIABLES, n=1, cutoff=_NEAR if is_ours else _VERY_NEAR)
         if is_ours or near:
             remedy = f"export {near[0]}={shlex.quote(environ[name])}; unset {name}" if near else f"unset {name}"
-            meant = f"; {near[0]} is one" if near else ""
-            yield finding.warning("unknown-setting", f"{name} is no setting, and has no effect{meant}.", remedy)
+            why = f"{f'{near[0]} is one' if near else 'safecache help settings lists them'}. The variable has no effect"
+            yield finding.warning("unknown-setting", f"{name} is no setting", why, remedy)
 
 
 def check_switches(environ: Mapping[str, str]) -> Iterator[Finding]:
@@ -72,8 +73,8 @@ def check_switches(environ: Mapping[str, str]) -> Iterator[Finding]:
     off += [name for name in _ON_IN_TORCH if environ.get(name) in _FALSE_IN_TORCH]
     off += [name for name in _OFF_ELSEWHERE if environ.get(name, "").lower() in _TRUE]
     for name in off:
-        evidence = f"{name}={environ[name]} turns a cache off: what it would hold is compiled in each process."
-        yield finding.warning("cache-disabled", evidence, f"unset {name}")
+        why = "torch, Triton or vLLM then neither reads nor writes that cache. Every process recompiles"
+        yield finding.warning("cache-disabled", f"{name}={environ[name]} turns a cache off", why, f"unset {name}")
 
 
 def check_combinations(environ: Mapping[str, str]) -> Iterator[Finding]:
@@ -81,27 +82,29 @@ def check_combinations(environ: Mapping[str, str]) -> Iterator[Finding]:
     settings = config.current()
     given = [variable for variable in config.VARIABLES if variable != "SAFECACHE" and environ.get(variable)]
     if not settings.enabled:
-        rest = f", nor do {', '.join(given)}" if given else ""
-        evidence = f"SAFECACHE={environ['SAFECACHE']}: safecache does nothing{rest}."
-        yield finding.warning("switched-off", evidence, "unset SAFECACHE")
+        rest = f", and {', '.join(given)} have no effect" if given else ""
+        why = f"SAFECACHE={environ['SAFECACHE']} is set. Caches are loaded unverified{rest}"
+        yield finding.warning("switched-off", "safecache is switched off", why, "unset SAFECACHE")
     if environ.get("SAFECACHE", "").strip().lower() == OBSERVE:
-        evidence = "SAFECACHE=observe: files that do not verify are reported and used, as in stock torch."
-        yield finding.warning(
-            "observing", evidence, "safecache stats  # says what would be refused; then unset SAFECACHE"
-        )
+        why = "SAFECACHE=observe is set. Files that do not verify are reported and used, as in stock torch"
+        remedy = "safecache stats  # what would be refused; then unset SAFECACHE"
+        yield finding.warning("observing", "safecache only observes", why, remedy)
     if settings.shared and settings.trust == "private":
-        evidence = "SAFECACHE_TRUST=private has no effect in a shared cache: nothing there is private."
-        yield finding.warning("settings-at-odds", evidence, "export SAFECACHE_TRUST=shared")
+        why = "the cache is shared, so no directory in it is private. Unsealed files are refused"
+        remedy = "export SAFECACHE_TRUST=shared"
+        yield finding.warning("settings-at-odds", "SAFECACHE_TRUST=private has no effect", why, remedy)
     if not settings.isolate:
         for name in ("compile_timeout", "compile_memory"):
-            if getattr(settings, name) is not None:
-                part = name.removeprefix("compile_")
-                evidence = f"The {part} of a compile has no effect without SAFECACHE_ISOLATE=1."
-                yield finding.warning("settings-at-odds", evidence, f"export SAFECACHE_ISOLATE=1,{part}=…")
+            limit, part = getattr(settings, name), name.removeprefix("compile_")
+            if limit is not None:
+                why = "isolation is off. A kernel's compile is not limited"
+                remedy = f"export SAFECACHE_ISOLATE=1,{part}={limit:.0f}"
+                yield finding.warning("settings-at-odds", f"{part}= of SAFECACHE_ISOLATE has no effect", why, remedy)
     for place in directories.caches(environ):
         if any(os.path.realpath(layer) == os.path.realpath(place.path) for layer in settings.layers):
-            evidence = f"SAFECACHE_TIERS names {place}, which is the cache itself."
-            yield finding.warning("settings-at-odds", evidence, "Name a directory there that is not written.")
+            why = "it is the cache itself, not a lower tier. The tier has no effect"
+            remedy = "unset SAFECACHE_TIERS  # or list directories that are only read"
+            yield finding.warning("settings-at-odds", f"SAFECACHE_TIERS lists {place}", why, remedy)
 
 
 _SOON = 14 * 86400.0
@@ -121,32 +124,33 @@ def check_keys(_: Mapping[str, str]) -> Iterator[Finding]:
         return
     ring = keyring.current(tell=False)
     if ring.signing is not None:
-        yield finding.ok("key", f"Entries are sealed with key {ring.signing.id.hex()}.")
+        yield finding.ok("key", "entries are sealed", f"the key is {ring.signing.id.hex()}")
     elif ring.is_verifier:
-        evidence = f"{ring.problem}: what it has sealed is used, and nothing is added."
-        yield finding.info("seals-nothing", evidence)
+        why = f"{ring.problem}. Entries of that key are used, and none are saved"
+        yield finding.info("seals-nothing", "this process seals nothing", why)
     else:
-        evidence = f"Nothing can be sealed, and so nothing is kept: {ring.problem}."
-        yield finding.error("no-key", evidence, "safecache keys")
+        why = f"{ring.problem}. {directories.LOST}"
+        remedy = "export SAFECACHE_KEY_FILE=FILE  # a private key that only you can read"
+        yield finding.error("no-key", "nothing can be sealed", why, remedy)
     for problem in ring.problems:
         if problem != ring.problem:
-            yield finding.warning("key-refused", f"{problem}.", "safecache keys")
+            why = f"{problem}. What that key sealed is refused"
+            yield finding.warning(
+                "key-refused", "a key is not used", why, "safecache keys  # lists each that is refused"
+            )
 
 
 def _none_yet() -> Iterator[Finding]:
     home = config.current().config_home
     remedy = "export SAFECACHE_KEY_FILE=FILE  # such as a mounted secret; or XDG_CONFIG_HOME=DIR, one that is kept"
-    if home is None:
-        evidence = "This user has no home directory to keep a key in: nothing can be sealed, and so nothing is kept."
-        yield finding.error("no-key-directory", evidence, remedy)
-        return
-    directory = os.path.join(home, "safecache")
-    above = directories.nearest(directory)
-    if not os.path.isdir(above) or not os.access(above, os.W_OK | os.X_OK, effective_ids=True):
-        evidence = f"A key is to be made in {directory}, and {above} cannot be written: nothing can be sealed or kept."
-        yield finding.error("no-key-directory", evidence, remedy)
-        return
-    yield finding.info("no-key-yet", f"The first compile makes a key in {directory}.", "")
+    directory = home and os.path.join(home, "safecache")
+    above = directory and directories.nearest(directory)
+    if not above or not os.path.isdir(above) or not os.access(above, os.W_OK | os.X_OK, effective_ids=True):
+        why = f"{above} cannot be written" if above else "this user has no home directory"
+        yield finding.error("no-key-directory", "no key can be made", f"{why}. {directories.LOST}", remedy)
+    else:
+        why = f"this user has sealed nothing so far. The first compile makes a key in {directory}"
+        yield finding.info("no-key-yet", "there is no key yet", why)
 
 
 def check_expiry(_: Mapping[str, str]) -> Iterator[Finding]:
@@ -157,14 +161,14 @@ def check_expiry(_: Mapping[str, str]) -> Iterator[Finding]:
     for key in [key for _, key in sorted(ring.trusted.items())]:
         left = None if key.expires is None else key.expires - time.time()
         if left is not None and 0 < left < _SOON and key.revoked is None:
-            evidence = f"Key {key.id.hex()} {key.name} expires on {units.write_time(key.expires or 0)}: what it has "
-            evidence += "sealed is refused from then on."
-            remedy = "safecache sign DIR  # with the next key, once that is trusted"
-            yield finding.warning("key-expires-soon", evidence, remedy)
+            why = f"at {units.write_time(key.expires or 0)}. What it sealed is refused from then on"
+            remedy = "safecache sign DIR  # with the next key, once all hosts trust that"
+            yield finding.warning("key-expires-soon", f"key {key.id.hex()} {key.name} expires soon", why, remedy)
     needs_library = any(key.algorithm is Algorithm.ED25519 and key.revoked is None for key in ring.trusted.values())
     problem = keys.problem() if needs_library else None
     if problem:
-        yield finding.error("no-cryptography", f"{problem}.", "pip install 'safecache[sign]'")
+        why = f"{problem}. What they sealed is refused"
+        yield finding.error("no-cryptography", "Ed25519 keys cannot be used", why, "pip install 'safecache[sign]'")
 
 
 def check_key_place(environ: Mapping[str, str]) -> Iterator[Finding]:
@@ -172,9 +176,9 @@ def check_key_place(environ: Mapping[str, str]) -> Iterator[Finding]:
     path = config.current().key_file
     for place in directories.caches(environ):
         if path is not None and os.path.realpath(path).startswith(os.path.join(os.path.realpath(place.path), "")):
-            evidence = f"The key {path} is in {place}: anyone who can read or copy the cache may get the key."
+            why = f"it is in {place}. Whoever copies the cache has the key, and can seal files of their own"
             remedy = f"mv {shlex.quote(path)} FILE; export SAFECACHE_KEY_FILE=FILE  # outside of all caches"
-            yield finding.warning("key-beside-cache", evidence, remedy)
+            yield finding.warning("key-beside-cache", f"the key {path} is inside a cache", why, remedy)
 
 
 _TIMEOUT = 3.0  # seconds, for connecting, and for each answer
@@ -209,13 +213,11 @@ def check_remote_cache(environ: Mapping[str, str]) -> Iterator[Finding]:
     if importlib.util.find_spec("redis") is not None:
         yield from map(_tried, servers)
     elif switches or triton:
-        evidence = (
-            f"{(switches or ['TRITON_REMOTE_CACHE_BACKEND'])[0]} asks for Redis, and its client is not installed."
-        )
-        yield finding.error("no-redis-client", evidence, _INSTALL)
+        why = f"{(switches or ['TRITON_REMOTE_CACHE_BACKEND'])[0]} asks for Redis. Its lookups fail"
+        yield finding.error("no-redis-client", "Redis's client is not installed", why, _INSTALL)
     elif servers:
-        evidence = f"Redis at {servers[0]} was not asked: its client is not installed, and a remote cache needs it too."
-        yield finding.info("no-redis-client", evidence, _INSTALL)
+        why = f"no check of {servers[0]} was possible. Nothing uses it, unless a remote cache is switched on"
+        yield finding.info("no-redis-client", "Redis's client is not installed", why, _INSTALL)
 
 
 def _servers(environ: Mapping[str, str], for_torch: bool, for_triton: bool) -> Iterator[_Server]:
@@ -247,16 +249,18 @@ def _tried(server: _Server) -> Finding:
             client.ping()
             took = time.monotonic() - began
     except exceptions.TimeoutError:
-        evidence = f"Redis at {server} does not answer within {_TIMEOUT:g} s: each lookup waits for it."
-        return finding.error("redis-hangs", evidence, _remedy(server))
+        why = f"no PING was answered within {_TIMEOUT:g} s. Each lookup waits for it"
+        return finding.error("redis-hangs", f"Redis at {server} does not answer", why, _remedy(server))
     except refused as error:
-        return finding.error("redis-refuses", f"What is at {server} refuses a PING: {error}.", _remedy(server))
+        why = f"{str(error).rstrip('.')}. Lookups there fail"
+        return finding.error("redis-refuses", f"the server at {server} refuses a PING", why, _remedy(server))
     except (exceptions.RedisError, OSError, ValueError) as error:
-        return finding.error("redis-unreachable", f"Redis at {server} cannot be reached: {error}.", _remedy(server))
+        why = f"{str(error).rstrip('.')}. Lookups there fail"
+        return finding.error("redis-unreachable", f"Redis at {server} cannot be reached", why, _remedy(server))
     if took > _SLOW:
-        evidence = f"Redis at {server} takes {1000 * took:.0f} ms to answer, and is asked for each graph."
-        return finding.warning("redis-slow", evidence, _remedy(server))
-    return finding.ok("redis", f"Redis at {server} answers in {1000 * took:.0f} ms.")
+        why = f"a PING took {1000 * took:.0f} ms. A compile waits as long for each graph and kernel"
+        return finding.warning("redis-slow", f"Redis at {server} is slow", why, _remedy(server))
+    return finding.ok("redis", f"Redis at {server} answers", f"a PING took {1000 * took:.0f} ms")
 
 
 def _remedy(server: _Server) -> str:

@@ -8,7 +8,7 @@ import os
 import shlex
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import TypeVar
 from urllib.parse import urlsplit
@@ -21,7 +21,7 @@ from safecache.history.run_summary import Line
 from safecache.places import layout
 from safecache.remote import client, extras, parcels, stores
 from safecache.remote.stores import Store
-from safecache.reporting.kinds import Kind, Reason
+from safecache.reporting.kinds import UNREAD, Kind, Reason
 from safecache.reporting.report import Refusal
 from safecache.settings import config, settings
 from safecache.settings.units import write_age, write_count, write_size
@@ -39,14 +39,7 @@ _MOST_VERIFIED, _MOST_BYTES = 500, 256 << 20
 _DEAD = 86400.0
 _SHOWN = 3
 
-_DAMAGED = {
-    Reason.DAMAGED,
-    Reason.BAD_SEAL,
-    Reason.UNKNOWN_FORMAT,
-    Reason.NOT_A_FILE,
-    Reason.TOO_LARGE,
-    Reason.UNREADABLE,
-}
+_DAMAGED = {Reason.DAMAGED, Reason.BAD_SEAL, Reason.UNKNOWN_FORMAT, *UNREAD}
 _OF_OTHERS = {Reason.OTHER_BUILD, Reason.OTHER_CPU, Reason.OTHER_GPU, Reason.OUTDATED}
 
 T = TypeVar("T")
@@ -61,7 +54,7 @@ _UNENCRYPTED = ("redis", "valkey", "http")
 _READ_ONLY = ("http", "https")
 _LOCAL = ("localhost", "127.0.0.1", "::1")
 _CONTENT = b"written by safecache doctor"
-_DO_WITHOUT = "leave it out of SAFECACHE_TIERS  # to do without it"
+_DO_WITHOUT = "unset SAFECACHE_TIERS  # or leave out the remote, to do without it"
 
 
 def check_contents(environ: Mapping[str, str]) -> Iterator[Finding]:
@@ -74,18 +67,19 @@ def check_contents(environ: Mapping[str, str]) -> Iterator[Finding]:
             yield from _struck(root)
             yield from _verified(root)
         except OSError as error:
-            evidence = f"{error.filename or root} cannot be looked into: {error.strerror}."
-            yield finding.info("not-looked-into", evidence)
+            why = f"{error.strerror}. Its contents were not checked"
+            yield finding.info("not-looked-into", f"{error.filename or root} cannot be read", why)
 
 
 def _struck(root: str) -> Iterator[Finding]:
     found = list(audit.list_struck(layout.triton_caches(root)))
     if found:
         shown = "; ".join(f"{each.what} ({each.state})" for each in found[:_SHOWN])
-        evidence = f"In {root} processes have died in the first run of {shown}{'; …' if len(found) > _SHOWN else ''}."
+        why = f"{shown}{'; …' if len(found) > _SHOWN else ''}. Those entries are recompiled"
         place = shlex.quote(root)
-        remedy = f"safecache ls --crashed {place}  # and to have all tried again: safecache forget --all --in {place}"
-        yield finding.warning("crashed-first-runs", evidence, remedy)
+        remedy = f"safecache ls --crashed {place}  # once the cause is fixed: safecache forget --all --in {place}"
+        what = f"processes died in first runs of entries in {root}"
+        yield finding.warning("crashed-first-runs", what, why, remedy)
 
 
 def _left_behind(root: str, groups: list[Group]) -> Iterator[Finding]:
@@ -99,8 +93,8 @@ def _left_behind(root: str, groups: list[Group]) -> Iterator[Finding]:
     old = [file for file in files if time.time() - file.modified > _DEAD]
     if old:
         size = write_size(sum(file.size for file in old))
-        evidence = f"{root} holds {write_count(len(old), 'temporary file')} of writers that are dead, {size}."
-        yield finding.info("stray-temporaries", evidence, f"safecache gc {shlex.quote(root)}")
+        why = f"{write_count(len(old), 'temporary file')} of dead processes, {size}. They only take space"
+        yield finding.info("stray-temporaries", f"{root} has leftovers", why, f"safecache gc {shlex.quote(root)}")
 
 
 def _quarantined(root: str, groups: list[Group]) -> Iterator[Finding]:
@@ -111,10 +105,10 @@ def _quarantined(root: str, groups: list[Group]) -> Iterator[Finding]:
     counts = ", ".join(f"{count} {reason}" for reason, count in sorted(reasons.items()))
     newest = write_age(max(0.0, time.time() - max(stamp for group in groups for stamp in group.stamps)))
     place = os.path.dirname(found[0].path)
-    evidence = write_count(len(found), "file was", "files were")
-    evidence += f" moved to {place}: {counts}. The newest is {newest} old."
+    what = f"{write_count(len(found), 'file is', 'files are')} in quarantine in {place}"
+    why = f"{counts}; the newest is {newest} old. Each was refused, and is recompiled"
     look = f"safecache quarantine --in {shlex.quote(root)}"
-    yield finding.warning("quarantine", evidence, f"{look}  # and when you have looked: {look} rm --all")
+    yield finding.warning("quarantine", what, why, f"{look}  # once you have looked: {look} rm --all")
 
 
 # What is verified ----------------------------------------------------------------------------------------------------
@@ -127,15 +121,15 @@ def _verified(root: str) -> Iterator[Finding]:
         return
     files = write_count(number, "file")
     if not configuration.has_key():
-        evidence = f"{root} holds {files}, and this user has no key yet: what others have sealed is not used."
-        remedy = "export SAFECACHE_KEY_FILE=FILE  # with the key that they were sealed with"
-        yield finding.warning("entries-without-key", evidence, remedy)
+        why = f"this user has no key yet, and it holds {files}. What others sealed is recompiled"
+        remedy = "export SAFECACHE_KEY_FILE=FILE  # the key that they were sealed with"
+        yield finding.warning("entries-without-key", f"nothing in {root} can be verified", why, remedy)
         return
     entries, objects = _sample(locations, _MOST_VERIFIED // 2), _sample(code, _MOST_VERIFIED // 2)
     found = audit.audit(entries, objects)
     looked_at = len(entries) + len(objects)
-    said = f"Of {files} in {root}, {'all' if looked_at == number else f'a sample of {looked_at}'} were verified"
-    yield from _refused(root, said, found)
+    checked = files if looked_at == number else f"a sample of {looked_at} of {files}"
+    yield from _refused(root, checked, found)
 
 
 def _sample(found: list[T], most: int) -> list[T]:
@@ -151,35 +145,38 @@ def _sample(found: list[T], most: int) -> list[T]:
     return taken
 
 
-def _refused(root: str, said: str, found: Audit) -> Iterator[Finding]:
+def _refused(root: str, checked: str, found: Audit) -> Iterator[Finding]:
     quoted = shlex.quote(root)
     by_reason: dict[Reason, list[Refused]] = {}
     for each in found.refused:
         by_reason.setdefault(Reason(each.reason), []).append(each)
     damaged = [each for reason in Reason if reason in _DAMAGED for each in by_reason.pop(reason, [])]
     if damaged:
-        remedy = f"safecache verify {quoted}  # the next save heals an entry"
-        yield finding.warning("damaged-entries", f"{said}, and {_text(damaged)}.", remedy)
+        what, why = f"{len(damaged)} of {checked} in {root} are damaged", f"{_text(damaged)}. They are recompiled"
+        remedy = f"safecache verify {quoted}  # the next save replaces each; if more follow, check the disk: dmesg"
+        yield finding.warning("damaged-entries", what, why, remedy)
     unsealed = by_reason.pop(Reason.UNSEALED, [])
     if unsealed:
-        evidence = f"{said}, and {_text(unsealed)}: they have no seal, and will be recompiled."
+        what, why = f"{len(unsealed)} of {checked} in {root} are unsealed", f"{_text(unsealed)}. They are recompiled"
         remedy = f"safecache adopt {quoted}  # only if no one else could write there"
-        yield finding.warning("unsealed-entries", evidence, remedy)
+        yield finding.warning("unsealed-entries", what, why, remedy)
     built_elsewhere = [each for reason in Reason if reason in _OF_OTHERS for each in by_reason.pop(reason, [])]
     if built_elsewhere:
-        evidence = f"{said}, and {_text(built_elsewhere)}. They serve those that they were built for."
-        yield finding.info("entries-of-other-builds", evidence, f"safecache gc --max-age 30d {quoted}")
+        what = f"{len(built_elsewhere)} of {checked} in {root} are for other builds or machines"
+        why = f"{_text(built_elsewhere)}. They serve those that they were built for"
+        yield finding.info("entries-of-other-builds", what, why, f"safecache gc --max-age 30d {quoted}")
     for reason, refused in by_reason.items():
+        what = f"{len(refused)} of {checked} in {root} are refused"
+        why = f"{reason.value}: {_text(refused)}. They are recompiled"
         remedy = "safecache keys" if "key" in reason.value else f"safecache verify {quoted}"
-        yield finding.warning("refused-entries", f"{said}, and {_text(refused)} [{reason.value}].", remedy)
+        yield finding.warning("refused-entries", what, why, f"{remedy}  # then: {reason.help}")
     if not found.refused:
-        yield finding.ok("entries", f"{said}, and nothing is wrong with them.")
+        yield finding.ok("entries", f"{checked} in {root} verify", "none is refused")
 
 
-def _text(refused: Iterable[Refused]) -> str:
-    refused = list(refused)
+def _text(refused: list[Refused]) -> str:
     shown = "; ".join(f"{each.path}: {each.evidence}" for each in refused[:_SHOWN])
-    return f"{len(refused)} would be refused: {shown}{'; …' if len(refused) > _SHOWN else ''}"
+    return f"{shown}{'; …' if len(refused) > _SHOWN else ''}"
 
 
 def check_hits(environ: Mapping[str, str]) -> Iterator[Finding]:
@@ -207,13 +204,13 @@ def _never_hit(root: str, lines: list[Line]) -> Iterator[Finding]:
     if not older:
         return
     why = ", ".join(f"{count} {label}" for label, count in counts.most_common(_SHOWN))
-    evidence = f"The last run in {root} ({run}) looked up {sum(counts.values())} and hit nothing: {why}."
-    evidence += f" {write_count(older, 'entry was', 'entries were')} there before it."
-    remedy = "safecache stats --run last"
+    what = f"the last run ({run}) hit nothing in {root}"
+    why = f"{sum(counts.values())} lookups, {why}; {write_count(older, 'entry was', 'entries were')} there before it"
+    remedy = "safecache stats --run last  # then safecache explain NAME"
     if len(unserved) == 1:
-        yield finding.info("never-hit", f"{evidence} A new model does that once.", remedy)
+        yield finding.info("never-hit", what, f"{why}. A new model does that once", remedy)
     else:
-        yield finding.warning("never-hit", f"{evidence} Nor did any of the {len(unserved) - 1} before it.", remedy)
+        yield finding.warning("never-hit", what, f"{why}. Nor did any of the {len(unserved) - 1} before it", remedy)
 
 
 def check_remote(_: Mapping[str, str]) -> Iterator[Finding]:
@@ -223,17 +220,17 @@ def check_remote(_: Mapping[str, str]) -> Iterator[Finding]:
         return
     shown, lacking = settings.without_password(url), extras.missing(url)
     if lacking is not None:
-        evidence = f"The remote cache {shown} cannot be used: {lacking[0]} is not installed."
-        yield finding.error("remote-library", evidence, lacking[1])
+        why = f"{lacking[0]} is not installed. Compiles do without the remote cache"
+        yield finding.error("remote-library", f"the remote cache {shown} cannot be used", why, lacking[1])
         return
     yield from _in_clear(url, shown)
     try:
         store = stores.connected(url, stores.terms(config.current())._replace(connect=_TIMEOUT, timeout=_TIMEOUT))
         first, took = _times(store)
     except Exception as error:
-        said = client.first_error_line(error, url)
-        evidence = f"The remote cache {shown} cannot be used: {type(error).__name__}: {said}."
-        yield finding.error("remote-unreachable", evidence, _remedy(f"{type(error).__name__} {said}"))
+        said = f"{type(error).__name__}: {client.first_error_line(error, url).rstrip('.')}"
+        why = f"{said}. Compiles do without the remote cache"
+        yield finding.error("remote-unreachable", f"the remote cache {shown} cannot be used", why, _remedy(said))
         return
     yield _speed(shown, first, took)
     yield from _rights(store, url, shown)
@@ -244,12 +241,14 @@ def _in_clear(url: str, shown: str) -> Iterator[Finding]:
     parts = urlsplit(url)
     if parts.scheme not in _UNENCRYPTED or parts.hostname in _LOCAL:
         return
-    evidence = f"The remote cache {shown} is used without TLS: who is on the way can read what is sent"
+    what = f"the remote cache {shown} is used without TLS"
     if parts.password or config.current().remote_password_file:
-        tls = f"export SAFECACHE_TIERS={parts.scheme}s://…"
-        yield finding.warning("remote-without-tls", f"{evidence}, and the password.", tls)
+        why = f"its scheme is {parts.scheme}://. The network can read the password and what is sent"
+        tls = f"export SAFECACHE_TIERS={parts.scheme}s://HOST:PORT  # with the rest of its URL"
+        yield finding.warning("remote-without-tls", what, why, tls)
     else:
-        yield finding.info("remote-without-tls", f"{evidence}. What comes from there is verified in any case.")
+        why = f"its scheme is {parts.scheme}://. The network can read what is sent; what comes is verified"
+        yield finding.info("remote-without-tls", what, why)
 
 
 def _times(store: Store) -> tuple[float, float]:
@@ -265,21 +264,23 @@ def _times(store: Store) -> tuple[float, float]:
 def _remedy(said: str) -> str:
     text = said.lower()
     if "certificate" in text or "ssl" in text:
-        return f"export SAFECACHE_TIERS='rediss://HOST:PORT/0?ssl_ca_certs=FILE'  # its authority; or {_DO_WITHOUT}"
+        return "export SAFECACHE_TIERS='rediss://HOST:PORT/0?ssl_ca_certs=FILE'  # FILE: its authority's certificate"
     if "auth" in text or "password" in text or "credential" in text:
-        return f"export SAFECACHE_TIERS='…?password_file=FILE'  # or the store's own variables; or {_DO_WITHOUT}"
+        return "export SAFECACHE_TIERS='URL?password_file=FILE'  # or the variables that the store's library reads"
     return _DO_WITHOUT
 
 
 def _speed(shown: str, first: float, took: float) -> Finding:
-    evidence = f"The remote cache {shown} answers in {1000 * took:.1f} ms, and the first time in {1000 * first:.0f} ms"
+    why = f"an answer took {1000 * took:.1f} ms, and the first one {1000 * first:.0f} ms"
     limit = config.current().remote_timeout
     if took >= limit:
-        remedy = f"export SAFECACHE_TIERS='…?timeout={took * 2:.1f}'  # or {_DO_WITHOUT}"
-        return finding.error("remote-too-slow", f"{evidence}: after {limit:g} s it is given up.", remedy)
+        remedy = f"export SAFECACHE_TIERS='URL?timeout={took * 2:.1f}'  # or unset it, to do without"
+        why = f"{why}. Compiles give up after {limit:g} s and do without it"
+        return finding.error("remote-too-slow", f"the remote cache {shown} is too slow", why, remedy)
     if took > _SLOW:
-        return finding.warning("remote-slow", f"{evidence}, once or twice for each graph.", _DO_WITHOUT)
-    return finding.ok("remote", f"{evidence}.")
+        why = f"{why}. A compile waits as long once or twice for each graph"
+        return finding.warning("remote-slow", f"the remote cache {shown} is slow", why, _DO_WITHOUT)
+    return finding.ok("remote", f"the remote cache {shown} answers", why)
 
 
 def _rights(store: Store, url: str, shown: str) -> Iterator[Finding]:
@@ -287,7 +288,8 @@ def _rights(store: Store, url: str, shown: str) -> Iterator[Finding]:
     before = time.time()
     there = store.clock()
     if config.current().remote_read_only or urlsplit(url).scheme in _READ_ONLY:
-        yield finding.info("remote-read-only", f"Nothing is sent to the remote cache {shown}, as is set.")
+        why = "its URL or a setting says so. What this process compiles is not sent"
+        yield finding.info("remote-read-only", f"the remote cache {shown} is only read", why)
     else:
         folder = f"{stores.prefix()}doctor/"
         name = folder + hashlib.sha256(os.uname().nodename.encode()).hexdigest()[:8]
@@ -298,45 +300,46 @@ def _rights(store: Store, url: str, shown: str) -> Iterator[Finding]:
             if store.read([name]).get(name) != _CONTENT:
                 raise OSError("what was written is not there")
             store.remove(name)
-            yield finding.ok("remote-writable", f"The remote cache {shown} may be written.")
+            yield finding.ok("remote-writable", f"the remote cache {shown} can be written", "a file was, and removed")
         except Exception as error:
-            said = f"{type(error).__name__}: {client.first_error_line(error, url)}"
-            evidence = f"The remote cache {shown} cannot be written: {said}."
-            remedy = "export SAFECACHE_TIERS='…?read_only=1'  # if that is meant"
-            yield finding.warning("remote-not-writable", evidence, remedy)
+            why = f"{type(error).__name__}: {client.first_error_line(error, url).rstrip('.')}. Other hosts recompile"
+            remedy = "export SAFECACHE_TIERS='URL?read_only=1'  # if that is meant, or else give this user the right"
+            yield finding.warning("remote-not-writable", f"the remote cache {shown} cannot be written", why, remedy)
     here = (before + time.time()) / 2
     if there is not None and abs(there - here) > _SKEW:
         way = "ahead of" if there > here else "behind"
-        evidence = f"The clock of the remote cache {shown} is {abs(there - here):.0f} s {way} the one here: keys "
-        evidence += "expire, and contents age, by either."
-        yield finding.warning("remote-clock", evidence, "timedatectl  # on both")
+        why = f"it is {abs(there - here):.0f} s {way} this machine's. Keys expire, and contents age, by either"
+        remedy = "timedatectl set-ntp true  # on both"
+        yield finding.warning("remote-clock", f"the clock of the remote cache {shown} differs", why, remedy)
 
 
 def _keys(store: Store, url: str, shown: str) -> Iterator[Finding]:
     """Whether some of what lies there could be used here."""
     if not configuration.has_key():
-        evidence = f"This user has no key yet: nothing in the remote cache {shown} can be used here, nor what is sent "
-        evidence += "from here elsewhere."
-        yield finding.warning("remote-no-key", evidence, "export SAFECACHE_KEY_FILE=FILE  # the hosts' own")
+        why = "this user has no key yet. Nothing there is used here, and no other host uses what is sent from here"
+        remedy = "export SAFECACHE_KEY_FILE=FILE  # the key that the other hosts use"
+        yield finding.warning("remote-no-key", f"nothing in the remote cache {shown} can be verified", why, remedy)
         return
     try:
         found = list(_judged(store))
     except Exception as error:
-        evidence = (
-            f"The remote cache {shown} cannot be listed: {type(error).__name__}: {client.first_error_line(error, url)}."
+        why = (
+            f"{type(error).__name__}: {client.first_error_line(error, url).rstrip('.')}. Its contents were not checked"
         )
-        yield finding.info("remote-not-listed", f"{evidence} It is not known whether what it has can be used here.")
+        yield finding.info("remote-not-listed", f"the remote cache {shown} cannot be listed", why)
         return
     held = f"{write_count(len(found), 'bundle')} of the remote cache {shown}"
-    refused = Counter((each.reason, each.evidence, each.remedy) for each in found if each is not None)
-    for (reason, why, remedy), count in refused.items():
-        evidence = f"{count} of {held} would be refused here: {why}."
+    refused = Counter((each.reason, each.evidence) for each in found if each is not None)
+    for (reason, why), count in refused.items():
+        what = f"{count} of {held} cannot be used"
         if reason is Reason.UNKNOWN_KEY:
             remedy = "safecache keys trust FILE  # the public part of that key; or export SAFECACHE_KEY_FILE=FILE"
-        code = "remote-unknown-key" if reason is Reason.UNKNOWN_KEY else "remote-refused"
-        yield finding.warning(code, evidence, remedy or "safecache copy --again here URL  # from a cache that verifies")
+            yield finding.warning("remote-unknown-key", what, f"{why}. They are recompiled", remedy)
+        else:
+            remedy = "safecache copy --again here URL  # from a cache that verifies"
+            yield finding.warning("remote-refused", what, f"{reason.value}: {why}. They are recompiled", remedy)
     if found and not refused:
-        yield finding.ok("remote-key", f"This host can use {held}.")
+        yield finding.ok("remote-key", f"this host can use {held}", "none is refused")
 
 
 def _judged(store: Store) -> Iterator[Refusal | None]:

@@ -29,6 +29,7 @@ from safecache.signing import provenance
 from safecache.tiers import levels
 
 __all__ = [
+    "LOST",
     "Place",
     "by",
     "caches",
@@ -119,23 +120,22 @@ def check_user(environ: Mapping[str, str]) -> Iterator[Finding]:
     """A finding about a uid without a passwd entry, as with OpenShift and ``docker --user``."""
     user = os.getuid()
     try:
-        yield finding.ok("user", f"uid {user} is {pwd.getpwuid(user).pw_name}.")
+        yield finding.ok("user", f"uid {user} has a name", f"it is {pwd.getpwuid(user).pw_name}")
         return
     except KeyError:
-        missing = f"uid {user} has no passwd entry"
+        what = f"uid {user} has no passwd entry"
     named = next((name for name in _NAMED_BY if environ.get(name)), None)
     if named is not None:
-        yield finding.info("no-passwd-entry", f"{missing}; {named}={environ[named]} names it instead.")
+        yield finding.info("no-passwd-entry", what, f"{named}={environ[named]} names it instead")
         return
-    evidence = (
-        f"{missing}, and no variable names it: getpass.getuser() fails. torch 2.11 and 2.12 then fail to import, "
-        f"unless safecache is active; later ones call their default cache directory torchinductor_uid_{user}."
-    )
-    yield finding.warning("no-passwd-entry", evidence, f"export LOGNAME=uid_{user}")
+    why = "no variable names it. The import of torch 2.11 and 2.12 needs safecache, and the default cache directory is "
+    why += f"torchinductor_uid_{user}"
+    yield finding.warning("no-passwd-entry", what, why, f"export LOGNAME=uid_{user}")
 
 
 _USE = os.R_OK | os.W_OK | os.X_OK
 _ON_PURPOSE = "  # or, if it is shared on purpose: export SAFECACHE_TRUST=shared"
+LOST = "Nothing new is cached, and every process recompiles"
 
 
 def check_access(environ: Mapping[str, str]) -> Iterator[Finding]:
@@ -147,26 +147,29 @@ def check_access(environ: Mapping[str, str]) -> Iterator[Finding]:
             yield from _exposed(place)
             real = os.path.realpath(place.path)
             if real != place.path:
-                yield finding.info("symbolic-link", f"{place} leads to {real} by a symbolic link.")
+                yield finding.info("symbolic-link", f"{place} leads elsewhere", f"a symbolic link makes it {real}")
     for layer in config.current().layers:
         if not os.path.isdir(layer) or not os.access(layer, os.R_OK | os.X_OK, effective_ids=True):
-            evidence = f"SAFECACHE_TIERS names {layer}, which {_state(layer)}: nothing is found there."
-            yield finding.warning("layer-missing", evidence, "Mount it, or leave it out of SAFECACHE_TIERS.")
-    for why in filter(None, map(_refused, config.current().packs)):
-        evidence = f"SAFECACHE_TIERS names a pack of which nothing is used: {why}"
-        yield finding.warning("pack-unusable", evidence, "Make it again with safecache copy, or leave it out.")
+            why = f"it {_state(layer)}. Nothing is found there, and what it would hold is recompiled"
+            remedy = f"ls -ld {shlex.quote(layer)}  # mount it there, or leave it out of SAFECACHE_TIERS"
+            yield finding.warning("layer-missing", f"the lower tier {layer} cannot be read", why, remedy)
+    for pack, refusal in ((pack, _refused(pack)) for pack in config.current().packs):
+        if refusal:
+            remedy = f"safecache doctor --for {shlex.quote(pack)}  # or leave it out of SAFECACHE_TIERS"
+            why = f"{refusal}. What it holds is recompiled"
+            yield finding.warning("pack-unusable", f"the pack {pack} is not used", why, remedy)
 
 
 def _refused(path: str) -> str:
     """Why nothing is taken from this pack; "" if it is used."""
     if not config.is_installed("zstandard"):
-        return f"{path} cannot be read: zstandard is not installed ({config.install_line('pack')})."
+        return f"zstandard is not installed ({config.install_line('pack')})"
     try:
         archive.opened(path)
     except PackRefusedError as error:
-        return str(error)
+        return error.why
     except OSError as error:
-        return f"{path} cannot be read: {error.strerror}."
+        return f"it cannot be read: {error.strerror}"
     return ""
 
 
@@ -176,40 +179,39 @@ def check_temporary_directory(environ: Mapping[str, str]) -> Iterator[Finding]:
     try:
         used = tempfile.gettempdir()
     except FileNotFoundError as error:
-        evidence = f"There is no temporary directory that can be written: {error.strerror}."
-        yield finding.error("no-temporary-directory", evidence, remedy)
+        why = f"{error.strerror}. Compilers and torch fail"
+        yield finding.error("no-temporary-directory", "no temporary directory can be written", why, remedy)
         return
     named = environ.get("TMPDIR")
     if named and os.path.abspath(named) != used:
-        evidence = f"TMPDIR={named} {_state(named)}: Python uses {used} instead, and compilers need not."
-        yield finding.warning("temporary-directory-ignored", evidence, remedy)
+        why = f"it {_state(named)}. Python uses {used}, and compilers may use another or fail"
+        yield finding.warning("temporary-directory-ignored", f"TMPDIR={named} is not used", why, remedy)
     mode = os.stat(used).st_mode
     if mode & 0o022 and not mode & stat.S_ISVTX:
-        evidence = f"The temporary directory {used} has mode {stat.S_IMODE(mode):04o}: others can exchange files in it."
-        yield finding.warning("exposed-temporary-directory", evidence, f"chmod +t {shlex.quote(used)}")
+        why = f"it has mode {stat.S_IMODE(mode):04o}, without the sticky bit. They can replace files of this user"
+        what = f"others can write to the temporary directory {used}"
+        yield finding.warning("exposed-temporary-directory", what, why, f"chmod +t {shlex.quote(used)}")
 
 
 def _unusable(place: Place) -> Iterator[Finding]:
     above = nearest(place.path)
     if not os.path.isdir(above) or (above != place.path and os.path.lexists(place.path)):
-        evidence = f"{place}: {above if os.path.exists(above) else place.path} is not a directory."
-        yield finding.error("not-a-directory", evidence, elsewhere(place.variable))
+        why = f"{above if os.path.exists(above) else place.path} is not a directory. {LOST}"
+        yield finding.error("not-a-directory", f"{place} cannot be used", why, elsewhere(place.variable))
     elif not os.access(above, _USE, effective_ids=True):
-        doing = "is not writable" if above == place.path else "cannot be made"
-        evidence = f"{place} {doing}: {above} {_state(above)}. Nothing new is cached; every process recompiles."
-        yield finding.error("not-writable", evidence, elsewhere(place.variable))
+        what = f"{place} {'is not writable' if above == place.path else 'cannot be made'}"
+        yield finding.error("not-writable", what, f"{above} {_state(above)}. {LOST}", elsewhere(place.variable))
 
 
 def _state(path: str) -> str:
     try:
         status = os.stat(path)
     except OSError as error:
-        return f"cannot be looked at ({error.strerror})"
+        return f"cannot be read ({error.strerror})"
     if not stat.S_ISDIR(status.st_mode):
         return "is not a directory"
     read_only = os.statvfs(path).f_flag & os.ST_RDONLY
-    mode = "on a read-only file system, " if read_only else ""
-    mode += stat.filemode(status.st_mode)
+    mode = f"{'on a read-only file system, ' if read_only else ''}{stat.filemode(status.st_mode)}"
     return f"is {mode}, of uid {status.st_uid} and gid {status.st_gid}, and this is uid {os.geteuid()}"
 
 
@@ -222,8 +224,8 @@ def _exposed(place: Place) -> Iterator[Finding]:
     remedy = f"chmod -R go-w {shlex.quote(place.path)}{_ON_PURPOSE}"
     if "belongs to" in objection:
         remedy = f"{elsewhere(place.variable)}{_ON_PURPOSE}"
-    evidence = f"Others can write to {place}, or replace it: {objection}. What is not sealed is not used there."
-    yield finding.warning("exposed-directory", evidence, remedy)
+    why = f"{objection}. Only sealed files are used; others can delete them, and read what you compile"
+    yield finding.warning("exposed-directory", f"others can write to {place}, or replace it", why, remedy)
 
 
 def check_sharing(environ: Mapping[str, str]) -> Iterator[Finding]:
@@ -236,17 +238,18 @@ def check_sharing(environ: Mapping[str, str]) -> Iterator[Finding]:
         mode = os.stat(place.path).st_mode
         quoted = shlex.quote(place.path)
         if mode & stat.S_ISVTX:
-            evidence = f"{place} is shared, and sticky: nobody can replace a damaged file of another user."
-            yield finding.warning("sticky-shared-directory", evidence, f"chmod -R -t {quoted}")
+            what, why = f"{place} is shared and sticky", "it has mode +t. Only its owner can replace a damaged file"
+            yield finding.warning("sticky-shared-directory", what, why, f"chmod -R -t {quoted}")
         if mode & stat.S_IWGRP and not mode & stat.S_ISGID:
-            evidence = f"{place} is shared by a group, and not setgid: what users make there is not that group's."
-            yield finding.warning("no-setgid", evidence, f"chmod -R g+s {quoted}")
+            why = "new files get their writer's own group. Other users cannot read or replace them"
+            remedy = f"find {quoted} -type d -exec chmod g+s {{}} +"
+            yield finding.warning("no-setgid", f"{place} is shared by a group and not setgid", why, remedy)
     # Not os.umask(), which sets it for all threads.
     with open("/proc/self/status", encoding="utf-8", errors="replace") as file:
         umask = next(int(line.split()[1], 8) for line in file if line.startswith("Umask:"))
     if umask & 0o020:
-        evidence = f"The cache is shared, and with umask {umask:03o} other users cannot write to what this one makes."
-        yield finding.warning("umask-of-one", evidence, "umask 002")
+        why = f"the umask is {umask:03o}. Other users cannot write to directories that this one makes"
+        yield finding.warning("umask-of-one", "the cache is shared, and the umask forbids it", why, "umask 002")
 
 
 # A cold compile of a large model takes hundreds of MB and thousands of files; precompiled headers alone 300 MB.
@@ -262,13 +265,14 @@ def check_space(environ: Mapping[str, str]) -> Iterator[Finding]:
         limit = config.current().max_bytes
         size = room.f_blocks * room.f_frsize
         if limit is not None and any(place.is_cache for place in those) and limit > size:
-            evidence = f"SAFECACHE_LIMITS allows {write_size(limit)}, and {those[0]} is on a file system of "
+            why = f"{those[0]} is on a file system of {write_size(size)}. The disk fills before anything is evicted"
             remedy = f"export SAFECACHE_LIMITS=bytes={size // 2}"
-            yield finding.warning("limit-beyond-disk", f"{evidence}{write_size(size)}.", remedy)
+            what = f"the limit of {write_size(limit)} in SAFECACHE_LIMITS is never reached"
+            yield finding.warning("limit-beyond-disk", what, why, remedy)
     most = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
     if most != resource.RLIM_INFINITY and most < _LEAST_BYTES:
-        evidence = f"This process may write files of {write_size(most)} at most: a larger one ends it by SIGXFSZ."
-        yield finding.warning("file-size-limit", evidence, "ulimit -f unlimited")
+        why = f"this process may write files of {write_size(most)} at most. A larger one ends it by SIGXFSZ"
+        yield finding.warning("file-size-limit", "the size of files is limited", why, "ulimit -f unlimited")
 
 
 def _short(those: list[Place], room: os.statvfs_result) -> Iterator[Finding]:
@@ -279,11 +283,11 @@ def _short(those: list[Place], room: os.statvfs_result) -> Iterator[Finding]:
         withheld = (room.f_bfree - room.f_bavail) * room.f_frsize
         rest = f"; {write_size(withheld)} more are reserved, or beyond a quota" if withheld > 0 else ""
         total = write_size(room.f_blocks * room.f_frsize)
-        evidence = f"{write_size(free)} of {total} are free for {names}{rest}."
-        yield finding.warning("low-space", evidence, _remedy(those))
+        why = f"{write_size(free)} of {total} are free{rest}. A compile may fail to save its result"
+        yield finding.warning("low-space", f"little space is left for {names}", why, _remedy(those))
     if room.f_files and room.f_favail < _LEAST_INODES:
-        evidence = f"{room.f_favail} of {room.f_files} inodes are free for {names}: each file takes one."
-        yield finding.warning("low-inodes", evidence, _remedy(those))
+        why = f"{room.f_favail} of {room.f_files} inodes are free, and each file takes one. Saves may fail"
+        yield finding.warning("low-inodes", f"few inodes are left for {names}", why, _remedy(those))
 
 
 def _remedy(those: list[Place]) -> str:
@@ -297,15 +301,15 @@ def check_execution(environ: Mapping[str, str]) -> Iterator[Finding]:
     """Findings about directories on a noexec mount, and about a SAFECACHE_EXEC_DIR that is not used."""
     chosen = config.current().exec_dir
     if chosen is not None:
-        against = exec_directory.objection(chosen)
-        if against is not None:
+        if (against := exec_directory.objection(chosen)) is not None:
             remedy = f"install -d -m 0755 {shlex.quote(chosen)}  # by you or root, on a file system that is not noexec"
-            yield finding.error("exec-dir-unusable", f"SAFECACHE_EXEC_DIR={chosen} is not used: {against}.", remedy)
+            why = f"{against}. Code cannot be loaded from a noexec cache"
+            yield finding.error("exec-dir-unusable", f"SAFECACHE_EXEC_DIR={chosen} is not used", why, remedy)
     else:
         for place in caches(environ):
             if mounts.forbids_execution(place.path):
-                evidence = f"{place} is on {mounts.mount_of(place.path)}, from which no code can be loaded."
-                yield finding.error("noexec", evidence, elsewhere(place.variable))
+                why = f"it is on {mounts.mount_of(place.path)}, a noexec mount. Each load of compiled code fails"
+                yield finding.error("noexec", f"no code can be loaded from {place}", why, elsewhere(place.variable))
 
 
 def check_packages(_: Mapping[str, str]) -> Iterator[Finding]:
@@ -315,10 +319,10 @@ def check_packages(_: Mapping[str, str]) -> Iterator[Finding]:
         directory = tempfile.gettempdir() if moves else "/tmp"
         if mounts.forbids_execution(directory):
             mount = mounts.mount_of(directory)
-            evidence = f"AOTInductor packages are unpacked to {directory}, on {mount}, and cannot be loaded from there."
+            why = f"torch unpacks them to {directory}, on {mount}, a noexec mount. Each load of a package fails"
             point = mount.point if mount else directory
             remedy = elsewhere("TMPDIR") if moves else f"mount -o remount,exec {shlex.quote(point)}"
-            yield finding.warning("noexec-packages", evidence, remedy)
+            yield finding.warning("noexec-packages", "AOTInductor packages cannot be loaded", why, remedy)
 
 
 def check_file_systems(environ: Mapping[str, str]) -> Iterator[Finding]:
@@ -332,29 +336,21 @@ def check_file_systems(environ: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def _of_mount(mount: Mount, those: list[Place]) -> Finding:
-    where = f"{_named(those)} on {mount}{_room(mount.point)}"
+    where, on = ", ".join(map(str, those)), f"{mount}{_room(mount.point)}"
     cache = next((place for place in those if place.is_cache), None)
     if mount.file_system in _MEMORY:
-        evidence = f"{where}: that is memory. It counts against a container's limit, and is empty after a restart."
-        return finding.info(
-            "in-memory", evidence, f"{loads.set_line(those[0].variable)}  # on a disk, if it is to be kept"
-        )
+        why = f"it is {on}. It counts against a container's memory limit, and is empty after a restart"
+        remedy = f"{loads.set_line(those[0].variable)}  # on a disk, if it is to be kept"
+        return finding.info("in-memory", f"memory holds {where}", why, remedy)
     if mounts.is_over_a_network(nearest(those[0].path)):
-        remedy = (
-            "export SAFECACHE_TIERS=DIR,cache  # DIR on a disk of this node"
-            if cache and not config.current().local
-            else ""
-        )
-        evidence = f"{where}: over a network. Each hit asks the server, and locks may be for one host alone."
-        return finding.info("network-file-system", evidence, remedy)
+        remedy = _NODE_DISK if cache and not config.current().local else ""
+        why = f"it is {on}. Each hit asks the server, and locks may hold on one host alone"
+        return finding.info("network-file-system", f"a network file system holds {where}", why, remedy)
     if mount.file_system == "overlay":
-        evidence = f"{where}: in a container's own layer, unless it is a volume. It is gone with the container."
-        return finding.info("container-layer", evidence, f"{loads.set_line(those[0].variable)}  # on a volume")
-    return finding.ok("file-system", f"{where}.")
-
-
-def _named(those: list[Place]) -> str:
-    return f"{', '.join(map(str, those))} {'lie' if len(those) > 1 else 'lies'}"
+        why = f"it is {on}. Unless that is a volume, it is gone with the container"
+        remedy = f"{loads.set_line(those[0].variable)}  # on a volume"
+        return finding.info("container-layer", f"a container's layer holds {where}", why, remedy)
+    return finding.ok("file-system", f"a disk holds {where}", f"it is {on}")
 
 
 def _room(point: str) -> str:
@@ -369,14 +365,17 @@ def _room(point: str) -> str:
 def _of_options(mount: Mount, those: list[Place]) -> Iterator[Finding]:
     local = sorted(_LOCAL_LOCKS.intersection(mount.options))
     if local:
-        evidence = f"{_named(those)} on {mount}: with {', '.join(local)}, locks are for one host alone."
-        yield finding.warning("locks-of-one-host", evidence, "Mount it with lock and local_lock=none.")
+        why = f"{mount} has {', '.join(local)}. Hosts compile the same kernels at once"
+        remedy = f"mount -o remount,lock,local_lock=none {shlex.quote(mount.point)}  # or mount it anew with these"
+        yield finding.warning("locks-of-one-host", f"locks on {mount.point} hold on one host alone", why, remedy)
     caches = [place for place in those if place.is_cache and os.path.isdir(place.path)]
     if "ro" in mount.options and caches:
-        evidence = f"{_named(caches)} on {mount}: read-only. What is there is used, and nothing is added."
+        why = f"it is {mount}. Its entries are used, and none are added"
         layers = ":".join(place.path for place in caches)
         remedy = f"export SAFECACHE_TIERS={shlex.quote(layers)} {caches[0].variable}=DIR  # where DIR can be written"
-        yield finding.warning("read-only-file-system", evidence, remedy)
+        yield finding.warning(
+            "read-only-file-system", f"a read-only mount holds {', '.join(map(str, caches))}", why, remedy
+        )
 
 
 def check_local_level(environ: Mapping[str, str]) -> Iterator[Finding]:
@@ -386,16 +385,16 @@ def check_local_level(environ: Mapping[str, str]) -> Iterator[Finding]:
         return
     place = nearest(local)
     if mounts.is_over_a_network(place):
-        evidence = f"The local tier {local} is on {mounts.mount_of(place)}, which is not a disk of this node."
-        yield finding.warning(
-            "local-level-is-remote", evidence, "export SAFECACHE_TIERS=DIR,cache  # DIR on a disk of this node"
-        )
+        why = f"it is on {mounts.mount_of(place)}. It saves no request to a server"
+        yield finding.warning("local-level-is-remote", f"the local tier {local} is not on this node", why, _NODE_DISK)
     shared = nearest(caches(environ)[0].path)
     if os.stat(place).st_dev == os.stat(shared).st_dev:
-        evidence = f"The local tier {local} and {shared} are on one file system, which keeps everything twice."
-        yield finding.warning("local-level-gains-nothing", evidence, "Leave it out of SAFECACHE_TIERS.")
+        why = f"{shared} is on the same file system. Everything is stored there twice"
+        remedy = f"{_NODE_DISK}; or unset it"
+        yield finding.warning("local-level-gains-nothing", f"the local tier {local} saves no time", why, remedy)
 
 
+_NODE_DISK = "export SAFECACHE_TIERS=DIR,cache  # DIR on a disk of this node"
 _PREFIX = ".safecache-probe-"
 # Seconds between the clocks of a file server and this host. Files used within an hour count as in use.
 _MOST_SKEW = 300.0
@@ -416,32 +415,35 @@ def _tried(place: Place, directory: str) -> Iterator[Finding]:
     where = f"{directory}, where {place.noun} is to be," if directory != place.path else str(place)
     try:
         with folders.scratch(directory, _PREFIX) as probe:
-            found = [each for step in _STEPS for each in step(probe.path, where, place.variable)]
+            remedy = f"{loads.set_line(place.variable)}  # on another file system"
+            found = [each for step in _STEPS for each in step(probe.path, where, remedy)]
     except OSError as error:
-        yield finding.info("not-probed", f"{where} could not be tried out: {error.strerror}.")
+        why = f"{error.strerror}. Renames, locks and syncs were not tried"
+        yield finding.info("not-probed", f"{where} could not be tried out", why)
         return
     mount = mounts.mount_of(directory)
-    yield from found or [finding.ok("behaviour", f"Renames, locks and syncs work on {mount or directory}.")]
+    yield from found or [finding.ok("behaviour", "renames, locks and syncs work", f"on {mount or directory}")]
 
 
-def _write(probe: str, where: str, variable: str) -> Iterator[Finding]:
+def _write(probe: str, where: str, remedy: str) -> Iterator[Finding]:
     descriptor = os.open(os.path.join(probe, "synced"), _CREATE, 0o600)
     try:
         os.write(descriptor, bytes(4096))
         os.fsync(descriptor)
         skew = os.fstat(descriptor).st_mtime - time.time()
     except OSError as error:
-        evidence = f"On {where} a file cannot be written and synced: {error.strerror}."
-        yield finding.error("no-sync", evidence, f"{loads.set_line(variable)}  # on another file system")
+        why = f"{error.strerror}. {LOST}"
+        yield finding.error("no-sync", f"no file can be synced on {where}", why, remedy)
         return
     finally:
         os.close(descriptor)
     if abs(skew) > _MOST_SKEW:
-        evidence = f"The clock of {where} is {skew:+.0f} s off this machine's: what is in use can be taken for old."
-        yield finding.warning("clock-skew", evidence, "timedatectl set-ntp true  # on both")
+        why = f"it differs from this machine's by {skew:+.0f} s. Files in use may be evicted as old"
+        clocks = "timedatectl set-ntp true  # on both"
+        yield finding.warning("clock-skew", f"the clock of {where} is wrong", why, clocks)
 
 
-def _rename(probe: str, where: str, variable: str) -> Iterator[Finding]:
+def _rename(probe: str, where: str, remedy: str) -> Iterator[Finding]:
     old, new = os.path.join(probe, "old"), os.path.join(probe, "new")
     for path, content in ((old, "old"), (new, "new")):
         with open(path, "w", encoding="utf-8") as file:
@@ -453,11 +455,11 @@ def _rename(probe: str, where: str, variable: str) -> Iterator[Finding]:
     except OSError as error:
         wrong = error.strerror
     if wrong is not None:
-        evidence = f"On {where} a file cannot be renamed over another: {wrong}. So nothing can be published."
-        yield finding.error("no-rename", evidence, f"{loads.set_line(variable)}  # on another file system")
+        why = f"{wrong}. {LOST}"
+        yield finding.error("no-rename", f"no file can be renamed over another on {where}", why, remedy)
 
 
-def _lock(probe: str, where: str, variable: str) -> Iterator[Finding]:
+def _lock(probe: str, where: str, remedy: str) -> Iterator[Finding]:
     path = os.path.join(probe, "lock")
     first, second = os.open(path, _CREATE, 0o600), os.open(path, _CREATE, 0o600)
     try:
@@ -472,8 +474,8 @@ def _lock(probe: str, where: str, variable: str) -> Iterator[Finding]:
         os.close(first)
         os.close(second)
     if wrong is not None:
-        evidence = f"On {where} a lock cannot be relied on: {wrong}. Processes then build the same kernels at once."
-        yield finding.warning("no-locks", evidence, f"{loads.set_line(variable)}  # on another file system")
+        why = f"{wrong}. Processes compile the same kernels at once"
+        yield finding.warning("no-locks", f"locks do not work on {where}", why, remedy)
 
 
 def _link(probe: str, where: str, _: str) -> Iterator[Finding]:
@@ -483,8 +485,8 @@ def _link(probe: str, where: str, _: str) -> Iterator[Finding]:
     try:
         os.link(path, os.path.join(probe, "other"))
     except OSError as error:
-        evidence = f"On {where} there are no hard links ({error.strerror}): locks do for them."
-        yield finding.info("no-hard-links", evidence)
+        why = f"{error.strerror}. Locks are used instead"
+        yield finding.info("no-hard-links", f"hard links do not work on {where}", why)
 
 
 _STEPS: tuple[Callable[[str, str, str], Iterator[Finding]], ...] = (_write, _rename, _lock, _link)

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from typing import NamedTuple
+
+from safecache.reporting import events
+from safecache.reporting.kinds import Reason
 
 __all__ = ["SEVERITIES", "UNSHOWN", "Difference", "Finding", "error", "info", "ok", "warning", "worst"]
 
@@ -14,21 +18,36 @@ UNSHOWN = "(not shown)"
 
 
 class Finding(NamedTuple):
-    """``code`` names what was found, for programs; ``severity`` is one of SEVERITIES; the rest is for a person.
+    """``code`` names the finding, and its section of the guide's page; ``severity`` is one of SEVERITIES.
 
-    ``remedy`` is, where possible, a line to paste into a shell, with capitals to fill in and hints in a comment.
+    ``what``: subject and state. ``why``: the cause, then a sentence on the consequence. ``remedy``: a line to paste
+    into a shell, with capitals to fill in and hints in a comment; "" if there is nothing to do.
     """
 
-    code: str
     severity: str
-    evidence: str
-    remedy: str
+    code: str
+    what: str
+    why: str
+    remedy: str = ""
+
+    @property
+    def evidence(self) -> str:
+        """Text of everything but the remedy."""
+        return f"{self.what}: {self.why}."
+
+    @property
+    def text(self) -> str:
+        """Message of one line, as events.report() forms it."""
+        remedy = f"Help: {self.remedy}" if self.remedy else ""
+        page = "" if self.severity == "ok" else f" (see safecache help doctor#{self.code})"
+        return events.compose(self.what, self.code, self.why, f"{remedy}{page}".lstrip())
 
 
 class Difference(NamedTuple):
-    """A finding of a cache that was filled elsewhere: ``what`` differs, as it was there and as it is here.
+    """Finding about a cache that was filled elsewhere: ``what`` differs, as it was there and as it is here.
 
-    ``misses``: whether entries miss by it, or only may.
+    ``misses``: whether entries miss by it, or only may. ``reason``: what their lookups then report. ``why``: the cause
+    in place of both values, after ``state``.
     """
 
     what: str
@@ -36,36 +55,28 @@ class Difference(NamedTuple):
     here: str
     remedy: str
     misses: bool = True
+    reason: Reason = Reason.KEY_DIFFERS
+    state: str = "differs"
+    why: str = ""
 
     @property
     def severity(self) -> str:
         """Severity, one of SEVERITIES."""
         return "error" if self.misses else "info"
 
-    def __str__(self) -> str:
-        if self.baked == self.here:
-            return f"{self.what} {'differs' if self.misses else 'may differ'} {UNSHOWN}"
-        return f'{self.what} differs: baked "{self.baked}", here "{self.here}"'
+    @property
+    def text(self) -> str:
+        """Message of one line, as events.report() forms it."""
+        shown = f'baked "{self.baked}", here "{self.here}"' if self.baked != self.here else "the values are not shown"
+        effect = "Recompiling here" if self.misses else "Entries may hit all the same"
+        remedy = f"Help: {self.remedy} (see {self.reason.help})"
+        return events.compose(f"{self.what} {self.state}", self.reason.value, f"{self.why or shown}. {effect}", remedy)
 
 
-def ok(code: str, evidence: str, remedy: str = "") -> Finding:
-    """A check passed."""
-    return Finding(code, "ok", evidence, remedy)
-
-
-def info(code: str, evidence: str, remedy: str = "") -> Finding:
-    """Worth knowing; nothing needs to be done."""
-    return Finding(code, "info", evidence, remedy)
-
-
-def warning(code: str, evidence: str, remedy: str) -> Finding:
-    """Something works, but more slowly, or less safely, than it could."""
-    return Finding(code, "warning", evidence, remedy)
-
-
-def error(code: str, evidence: str, remedy: str) -> Finding:
-    """Something does not work, or nothing is cached."""
-    return Finding(code, "error", evidence, remedy)
+ok = partial(Finding, "ok")  # a check passed
+info = partial(Finding, "info")  # worth knowing; nothing needs to be done
+warning = partial(Finding, "warning")  # something works, but more slowly, or less safely, than it could
+error = partial(Finding, "error")  # something does not work, or nothing is cached
 
 
 def worst(findings: Iterable[Finding | Difference]) -> str:

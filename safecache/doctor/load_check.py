@@ -8,13 +8,14 @@ import mmap
 import os
 import re
 import resource
+import shlex
 import stat
 import subprocess
 import sys
 from collections.abc import Iterator
+from typing import Any
 
-from safecache import loads
-from safecache.doctor import finding
+from safecache.doctor import directories, finding
 from safecache.doctor.finding import Finding
 from safecache.files import mounts, opening
 from safecache.reporting.kinds import Kind
@@ -29,6 +30,7 @@ MACHINES = {3: "i386", 21: "ppc64le", 22: "s390x", 40: "arm", 62: "x86_64", 183:
 
 _LOADER_TIMEOUT = 60  # seconds
 _SHOWN_SYMBOLS = 5
+_LOST = "It cannot be loaded"
 
 # How the loader names the file in question, in whose directory it is started, and how it words what it finds.
 _ITSELF = ("./", "/proc/self/fd/")
@@ -52,14 +54,14 @@ def check(path: str) -> list[Finding]:
     except OSError as error:
         return [_unreadable(path, error)]
     if mounts.forbids_execution(path):
-        evidence = f"{path} lies{loads.advice(path, _variable_of(path))}"
-        return [finding.error("noexec", evidence, "Move the cache as shown, or remount its file system with exec.")]
+        why = f"it is on {mounts.mount_of(path)}, a noexec mount. Each load of compiled code fails"
+        remedy = directories.elsewhere(_variable_of(path))
+        return [finding.error("noexec", f"no code can be loaded from {path}", why, remedy)]
     refused = _of_another_machine(content) or _unmappable(path)
     if refused is not None:
         return [refused]
-    remedy = "If it failed elsewhere, run this there: as that user, in that container, with its LD_LIBRARY_PATH."
-    loads_here = finding.ok("loads", "The dynamic loader finds its libraries and its symbols.", remedy)
-    return list(_unlinked(path)) or [loads_here]
+    why = "the dynamic loader finds its libraries and symbols. If it failed elsewhere, run this there, as that user"
+    return list(_unlinked(path)) or [finding.ok("loads", f"{path} loads", why)]
 
 
 def _variable_of(path: str) -> str:
@@ -85,18 +87,17 @@ def _check_regular(status: os.stat_result) -> None:
 
 def _unreadable(path: str, error: OSError) -> Finding:
     if error.errno == errno.ENOENT:
-        return finding.error(
-            "not-found", f"{path} does not exist.", "Compile it again: an entry may outlive its library."
-        )
+        why = "an entry may outlive its library. It is rebuilt at the next start"
+        return finding.error("not-found", f"{path} does not exist", why, f"ls -l {shlex.quote(path)}")
     if error.errno == errno.EPERM:
         return _denied(path, error)
     if error.errno == errno.EACCES:
-        return finding.error(
-            "permission", f"{_closed(path)}.", "Give this user the right to read it, or a cache of its own."
-        )
+        remedy = f"{directories.elsewhere(_variable_of(path))}  # or make the file readable for this user"
+        return finding.error("permission", f"{path} may not be read", f"{_closed(path)}. {_LOST}", remedy)
     if error.errno == errno.ENOMEM:
         return _out_of_memory(path)
-    return finding.error("unreadable", f"{path}: {error.strerror}.", "Remove it; it is compiled again.")
+    remedy = f"ls -l {shlex.quote(path)}  # if it is in a cache, remove it: it is recompiled"
+    return finding.error("unreadable", f"{path} cannot be read", f"{error.strerror}. {_LOST}", remedy)
 
 
 def _closed(path: str) -> str:
@@ -123,8 +124,9 @@ def _of_another_machine(content: bytes) -> Finding | None:
         return None
     numbers = (int.from_bytes(each[_MACHINE], sys.byteorder) for each in (content, here))
     built, runs = (MACHINES.get(number, f"e_machine {number}") for number in numbers)
-    evidence = f"It is built for {built}, this machine is {runs}."
-    return finding.error("wrong-architecture", evidence, "Do not share one cache between architectures.")
+    why = f"it is built for {built}, this machine is {runs}. {_LOST}"
+    remedy = f"{directories.elsewhere('TORCHINDUCTOR_CACHE_DIR')}  # one cache for each architecture"
+    return finding.error("wrong-architecture", "the file is for another machine", why, remedy)
 
 
 # Mapping it --------------------------------------------------------------------------------------------------------
@@ -146,14 +148,15 @@ def _unmappable(path: str) -> Finding | None:
 def _out_of_memory(path: str) -> Finding:
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     allowed = "unlimited" if limit == resource.RLIM_INFINITY else f"{limit >> 20} MiB"
-    evidence = f"{path} cannot be mapped: out of memory; this process may use {allowed} (ulimit -v)."
-    return finding.error("out-of-memory", evidence, "Raise the limit, or the memory of the container.")
+    why = f"out of memory; this process may use {allowed}. {_LOST}"
+    remedy = "ulimit -v unlimited  # or raise the memory of the container"
+    return finding.error("out-of-memory", f"{path} cannot be mapped", why, remedy)
 
 
 def _denied(path: str, error: OSError) -> Finding:
-    evidence = f"{path} may not be mapped as code: {error.strerror}, and its mount is not noexec. {_policy(path)}"
-    remedy = "Ask who administers this machine, or use the place that is approved: SAFECACHE_EXEC_DIR."
-    return finding.error("denied-by-policy", evidence, remedy)
+    why = f"{error.strerror}, and its mount is not noexec; {_policy(path)}. {_LOST}"
+    remedy = "export SAFECACHE_EXEC_DIR=DIR  # where this machine's policy allows code; ask its administrator"
+    return finding.error("denied-by-policy", f"{path} may not be mapped as code", why, remedy)
 
 
 def _policy(path: str = "") -> str:
@@ -167,7 +170,7 @@ def _policy(path: str = "") -> str:
         pass  # no SELinux, or no label
     if os.path.exists("/run/fapolicyd"):
         seen.append("fapolicyd is running: fapolicyd-cli --check-path shows what it trusts")
-    return f"{'; '.join(seen)}." if seen else "Neither SELinux nor fapolicyd can be seen from here."
+    return "; ".join(seen) if seen else "neither SELinux nor fapolicyd can be seen from here"
 
 
 # Linking it --------------------------------------------------------------------------------------------------------
@@ -177,27 +180,27 @@ def _unlinked(path: str) -> Iterator[Finding]:
     listing = _list_libraries(path)
     refusal = _REFUSAL.search(listing)
     if refusal is not None:
-        evidence = f"The dynamic loader refuses it: {refusal[1] or refusal[2]}."
-        yield finding.error(
-            "refused-by-loader", evidence, "Remove the file that it names: compile or install that again."
-        )
+        remedy = f"rm {shlex.quote(path)}  # or the file that the loader names; a cache recompiles it"
+        what, why = "the dynamic loader refuses the file", f"{refusal[1] or refusal[2]}. {_LOST}"
+        yield finding.error("refused-by-loader", what, why, remedy)
         return
     missing = _MISSING.findall(listing)
     if missing:
-        evidence = f"These libraries it needs are not found: {', '.join(missing)}."
-        yield finding.error("missing-library", evidence, "Install them, or name their directory in LD_LIBRARY_PATH.")
+        why = f"the loader does not find {', '.join(missing)}. {_LOST}"
+        remedy = "export LD_LIBRARY_PATH=DIR:$LD_LIBRARY_PATH  # DIR: where they are; or install them"
+        yield finding.error("missing-library", "libraries that the file needs are missing", why, remedy)
     versions = sorted(set(_MISSING_VERSION.findall(listing)))
     for library, version, by in versions:
-        needs = "It needs" if by.startswith(_ITSELF) else f"{by}, which it needs, needs"
-        evidence = f"{needs} {version} of {library}, and the one here has no such version."
-        yield finding.error(
-            "missing-version", evidence, "Build on the oldest system that shares the cache, or not share it."
-        )
+        needs = "it needs" if by.startswith(_ITSELF) else f"{by}, which it needs, needs"
+        why = f"{needs} {version} of {library}, and the one here has no such version. {_LOST}"
+        remedy = f"{directories.elsewhere(_variable_of(path))}  # a cache of this system; or fill it on the oldest"
+        yield finding.error("missing-version", "a library is older than the file needs", why, remedy)
     undefined = sorted(set(_UNDEFINED.findall(listing)))
     if undefined and not missing and not versions:  # from which it may follow
         shown = ", ".join(undefined[:_SHOWN_SYMBOLS]) + (", …" if len(undefined) > _SHOWN_SYMBOLS else "")
-        evidence = f"Symbols that neither its libraries nor Python define, {len(undefined)} in all: {shown}."
-        yield finding.error("undefined-symbol", evidence, "It was built against another torch or Python: remove it.")
+        why = f"{shown}, {len(undefined)} in all; it was built against another torch or Python. {_LOST}"
+        remedy = f"rm {shlex.quote(path)}  # if it is in a cache, which recompiles it"
+        yield finding.error("undefined-symbol", "symbols that the file needs are undefined", why, remedy)
 
 
 def _list_libraries(path: str) -> str:
@@ -216,17 +219,10 @@ def _list_libraries(path: str) -> str:
         environment |= {"LD_TRACE_LOADED_OBJECTS": "1", "LD_WARN": "1", "LD_BIND_NOW": "1"}
         environment["LD_PRELOAD"] = f"{preloaded} {others}".rstrip()
         command = [_loader(), "--library-path", _library_path(), os.readlink("/proc/self/exe")]
+        options: dict[str, Any] = {"cwd": folder, "env": environment, "pass_fds": [file.fileno()]}
+        options |= {"encoding": "utf-8", "errors": "surrogateescape", "timeout": _LOADER_TIMEOUT}
         try:
-            done = subprocess.run(
-                command,
-                cwd=folder,
-                env=environment,
-                pass_fds=[file.fileno()],
-                capture_output=True,
-                encoding="utf-8",
-                errors="surrogateescape",
-                timeout=_LOADER_TIMEOUT,
-            )
+            done: subprocess.CompletedProcess[str] = subprocess.run(command, capture_output=True, **options)
         except subprocess.TimeoutExpired:
             return f"{_FATAL}: it does not come to an end in {_LOADER_TIMEOUT} seconds"
     if done.returncode < 0:

@@ -31,6 +31,7 @@ __all__ = [
     "add_refusal",
     "artifact",
     "claim_warning",
+    "compose",
     "count",
     "counters",
     "decide",
@@ -214,8 +215,7 @@ def report(
 ) -> None:
     """Count and trace ``reason``; then, as the policy says, warn once for this reason and ``cause``, or raise.
 
-    The line is ``message [reason]: why. remedy``, where ``remedy`` says what safecache does and the user can do, and
-    ends in the command that prints the reason's part of the guide.
+    The line is that of compose(), and ends in the command that prints the reason's part of the guide.
 
     A repeated or silent report is logged at DEBUG level: TORCH_LOGS=+safecache shows it. In strict mode raises the
     SafecacheError that the policy names for this reason, with ``error`` as its cause.
@@ -224,14 +224,21 @@ def report(
     what = f"{message}: {why}." if why else message
     artifact(reason.value, {"reason": reason.value, "what": what, "cause": cause, "remedy": remedy})
     action = decide(reason, strict=config.current().strict)
-    said = f"{message} [{reason.value}]" + (f": {why}." if why else "")
-    text = printable(f"safecache: {said} {remedy}".rstrip())
+    text = printable(f"safecache: {compose(message, reason.value, why, remedy)}")
     if action.error is not None:
         raise_strict(action.error(f"{text} (see {reason.help})"), error)
     if claim_warning((reason, cause)) and action.warn:
         log_line(logging.WARNING, f"{text} (logged once per process; see {reason.help})")
     else:
         log_line(logging.DEBUG, text)
+
+
+def compose(message: str, code: str, why: str, remedy: str) -> str:
+    """Return ``message [code]: why. remedy``, the form of each message.
+
+    ``message``: subject and state. ``remedy``: what safecache does, and what the user can do.
+    """
+    return f"{message} [{code}]{f': {why}.' if why else ''} {remedy}".rstrip()
 
 
 def report_failure(feature: str, effect: str, error: Exception) -> None:

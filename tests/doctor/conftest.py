@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from conftest import SOURCE
+from helpers.message_form import check_form
 
 
 class Report:
@@ -22,6 +23,7 @@ class Report:
         answer = json.loads(done.stdout)
         self.worst = answer["worst"]
         self.findings = answer["findings"]
+        check_form(self.findings)
 
     @property
     def codes(self) -> set[str]:

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import time
+
 import pytest
 from conftest import needs_root
+from helpers.message_form import check_form, to_row
 
 from safecache.doctor import directories
 from safecache.files import mounts
@@ -40,7 +45,9 @@ def told(tmp_path, monkeypatch):
             monkeypatch.setenv(name, value.format(tmp_path))
         monkeypatch.setattr(config, "_current", None)
         checks = (directories.check_file_systems, directories.check_local_level)
-        return {each.code: each for check in checks for each in check(config.child_environment())}
+        found = [each for check in checks for each in check(config.child_environment())]
+        check_form(map(to_row, found))
+        return {each.code: each for each in found}
 
     return tell
 
@@ -76,3 +83,21 @@ def test_local_level_over_a_network(told):
 
 def test_ordinary_disks_are_told_together(told):
     assert told("ext4").keys() == {"file-system"}
+
+
+def test_clock_of_a_file_server_that_is_wrong(tmp_path, monkeypatch):
+    now = time.time() - 1000
+    monkeypatch.setattr(directories.time, "time", lambda: now)
+    (found,) = directories._write(str(tmp_path), "the cache", "")
+    check_form([to_row(found)])
+    assert (found.code, found.severity) == ("clock-skew", "warning") and "+1000 s" in found.evidence
+
+
+def test_directory_that_cannot_be_tried_out(tmp_path, monkeypatch):
+    def refuse(directory, prefix):
+        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+    monkeypatch.setattr(directories.folders, "scratch", refuse)
+    (found,) = directories._tried(directories.Place("the cache", str(tmp_path), "TMPDIR"), str(tmp_path))
+    check_form([to_row(found)])
+    assert (found.code, found.severity) == ("not-probed", "info") and "quota" in found.evidence

@@ -20,12 +20,19 @@ def examine(machine):
 
 def test_hooks_that_are_all_active(examine):
     report = examine("--strict")
-    assert report.one("hooks", "ok")["evidence"].startswith("All ")
+    assert report.one("hooks", "ok")["evidence"].startswith("hooks are active: all ")
 
 
 def test_hook_that_stands_down_is_named_with_its_reason(examine):
     found = examine("--strict", FAKE_TORCH_SIGNATURE="unknown").one("hook-standing-down", "warning")
     assert "FxGraphCache._save_graph" in found["evidence"] and "unknown signature" in found["evidence"]
+
+
+def test_unit_that_is_switched_off_is_named_with_what_is_lost(examine):
+    report = examine("--strict", SAFECACHE_DISABLE="explain")
+    found = report.one("unit-switched-off", "warning")
+    assert "SAFECACHE_DISABLE names it. " in found["evidence"] and found["remedy"] == "unset SAFECACHE_DISABLE"
+    assert "unit-switched-off" not in examine("--strict").codes
 
 
 def test_torch_that_cannot_be_imported(examine, machine):

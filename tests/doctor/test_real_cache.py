@@ -23,7 +23,7 @@ def findings(home, *arguments):
 
 def test_cache_of_safecache_has_nothing_wrong_until_an_entry_is_damaged(warm):
     found = findings(warm)
-    assert "nothing is wrong" in found["entries"]["evidence"] and "are active" in found["hooks"]["evidence"]
+    assert "none is refused" in found["entries"]["evidence"] and "are active" in found["hooks"]["evidence"]
     assert {one["severity"] for one in found.values()} <= {"ok", "info"}, found
     (path,) = warm.aot_entries
     content = bytearray(path.read_bytes())

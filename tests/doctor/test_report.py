@@ -44,7 +44,7 @@ def test_load_takes_no_other_check(machine):
 
 
 def failing(environ):
-    yield finding.info("first", "found before it failed")
+    yield finding.info("first", "something is found", "before it failed")
     raise RuntimeError("no idea")
 
 
@@ -71,7 +71,7 @@ def test_check_that_does_not_end_is_a_finding(only, monkeypatch):
     waiting = threading.Event()
 
     def hanging(environ):
-        yield finding.info("first", "found before it hung")
+        yield finding.info("first", "something is found", "before it hung")
         waiting.wait(60)
 
     monkeypatch.setattr(doctor, "_DEADLINE", 0.2)
@@ -79,4 +79,4 @@ def test_check_that_does_not_end_is_a_finding(only, monkeypatch):
     found = examine(import_torch=False)
     waiting.set()
     assert [each.code for each in found] == ["check-failed", "first", "versions"]
-    assert found[0].severity == "error" and "The check of slow does not end" in found[0].evidence
+    assert found[0].severity == "error" and "the check of slow does not end" in found[0].evidence

@@ -6,6 +6,7 @@ import os
 import time
 
 import pytest
+from conftest import SOURCE
 from helpers.key_cases import PUBLIC
 
 from safecache.signing import key_files
@@ -45,12 +46,17 @@ def test_safecache_that_is_switched_off(machine):
     assert "SAFECACHE_STRICT" in report.one("switched-off", "warning")["evidence"]
 
 
+def test_safecache_that_only_observes(machine):
+    found = machine.examine(env={"SAFECACHE": "observe"}).one("observing", "warning")
+    assert "safecache stats" in found["remedy"] and "observing" not in machine.examine().codes
+
+
 @pytest.mark.parametrize(
     ("env", "named"),
     [
         ({"SAFECACHE_SHARED": "1", "SAFECACHE_TRUST": "private"}, "SAFECACHE_TRUST=private has no effect"),
-        ({"SAFECACHE_ISOLATE": "timeout=60"}, "The timeout of a compile has no effect"),
-        ({"SAFECACHE_TIERS": "{inductor}"}, "which is the cache itself"),
+        ({"SAFECACHE_ISOLATE": "timeout=60"}, "timeout= of SAFECACHE_ISOLATE has no effect"),
+        ({"SAFECACHE_TIERS": "{inductor}"}, "it is the cache itself"),
     ],
     ids=["private and shared", "limit without isolation", "layer is the cache"],
 )
@@ -141,6 +147,18 @@ def test_key_that_expires_soon(machine, keyring):
     key_files.save(str(keyring / f"{key.id.hex()}.json"), key)
     found = machine.examine().one("key-expires-soon", "warning")
     assert f"{key.id.hex()} farm" in found["evidence"] and "safecache sign" in found["remedy"]
+
+
+def test_key_that_needs_a_library_which_is_missing(machine, keyring, monkeypatch):
+    key_files.save(str(keyring / f"{PUBLIC.id.hex()}.json"), PUBLIC)
+    assert "no-cryptography" not in machine.examine().codes
+    broken = machine.base / "site" / "cryptography"
+    broken.mkdir(parents=True)
+    (broken / "__init__.py").write_text("raise ImportError('no cryptography')")
+    report = machine.examine(
+        within=["env"], env={"PYTHONPATH": f"{broken.parent}:{SOURCE}", "PYTHONDONTWRITEBYTECODE": "1"}
+    )
+    assert report.one("no-cryptography", "error")["remedy"] == "pip install 'safecache[sign]'"
 
 
 def test_key_that_has_expired(machine, keyring):

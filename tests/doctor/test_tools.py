@@ -13,9 +13,11 @@ from pathlib import Path
 
 import pytest
 from conftest import SOURCE, needs_root
+from helpers.message_form import check_form, to_row
 
 from safecache.doctor import installation
 from safecache.isolation import client as process_cpus
+from safecache.signing import provenance
 
 
 @pytest.fixture
@@ -37,7 +39,7 @@ def program(path: Path, text: str) -> Path:
 def test_missing_compilers_are_named_with_the_packages(machine, tools):
     report = machine.examine()
     found = report.found("no-compiler", "error")
-    assert [one["evidence"].split(":")[0] for one in found] == ["There is no C compiler", "There is no C++ compiler"]
+    assert [one["evidence"].split(":")[0] for one in found] == ["there is no C compiler", "there is no C++ compiler"]
     assert "gcc or clang is not found" in found[0]["evidence"] and "CXX=PATH" in found[1]["remedy"]
     assert report.code == 1
 
@@ -99,7 +101,7 @@ def test_library_of_the_driver_that_loads(machine, triton):
     assert (
         machine.examine(env={"TRITON_LIBCUDA_PATH": machine.base})
         .one("libcuda", "ok")["evidence"]
-        .startswith(str(library))
+        .endswith(f"{library}.")
     )
 
 
@@ -116,6 +118,12 @@ def test_distribution_without_ldconfig(triton, monkeypatch, tmp_path):
     monkeypatch.setattr(installation, "_LDCONFIG", str(tmp_path / "ldconfig"))
     (found,) = installation.check_nvidia({})
     assert (found.code, found.severity) == ("no-ldconfig", "error") and "TRITON_LIBCUDA_PATH=DIR" in found.remedy
+
+
+def test_machine_without_a_gpu(triton, monkeypatch, tmp_path):
+    monkeypatch.setattr(installation, "_DEVICE", str(tmp_path / "nvidiactl"))
+    found = {each.code: each for each in installation.check_nvidia({})}
+    assert found["no-nvidia-device"].severity == "info" and not found.keys() & {"no-libcuda", "no-ldconfig"}
 
 
 def test_assembler_that_cannot_be_run_is_not_used(machine, triton):
@@ -250,6 +258,19 @@ def test_torch_that_is_not_known(machine, package, version):
     report = machine.examine()
     assert version in report.one("unknown-torch", "warning")["evidence"]
     assert version in report.one("versions", "ok")["evidence"]
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "code"), [("torch", "", "no-torch"), ("triton", "2.0.0", "unknown-triton")]
+)
+def test_release_that_is_missing_or_unknown_beside_known_ones(monkeypatch, name, version, code):
+    described = provenance.describe() | {"torch": "2.15.0", "triton": "3.9.0"}
+    monkeypatch.setattr(provenance, "describe", lambda: described)
+    assert [each.code for each in installation.check_versions({})] == ["versions"]
+    described[name] = version
+    found = {each.code: each for each in installation.check_versions({})}
+    check_form(map(to_row, found.values()))
+    assert found.keys() == {code, "versions"} and found[code].remedy.startswith("pip install ")
 
 
 # AOTInductor's packages ----------------------------------------------------------------------------------------------

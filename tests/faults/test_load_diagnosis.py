@@ -21,6 +21,7 @@ from unittest import mock
 import hypothesis
 import pytest
 from conftest import SOURCE, isolated_environment, needs_root, python
+from helpers.message_form import check_form, to_row
 from hypothesis import strategies
 
 from safecache.doctor import finding, load_check
@@ -87,6 +88,7 @@ class Workshop:
         with mock.patch.dict(os.environ, self.environment, clear=True):
             findings = load_check.check(str(path))
         assert self.ran() == set()
+        check_form(map(to_row, findings))
         return findings
 
     def doctor(self, path: Path, *, within: str = "env") -> tuple[int, list[dict[str, str]]]:
@@ -104,7 +106,8 @@ class Workshop:
         if within:
             status, rows = self.doctor(path, within=within)
             assert status == 1
-            findings = [finding.Finding(**row) for row in rows]
+            check_form(rows)
+            findings = [finding.Finding(*(row[field] for field in finding.Finding._fields)) for row in rows]
         else:
             findings = self.check(path)
         assert [(one.code, one.severity) for one in findings] == [(code, "error")], findings
@@ -335,7 +338,7 @@ def test_library_that_is_missing_is_named(shop, tmp_path):
     shop.assert_loads(path)
     (tmp_path / "libanswer.so").unlink()
     assert "libanswer.so: cannot open shared object file" in shop.load(path)
-    assert shop.finding(path, "missing-library").endswith("not found: libanswer.so.")
+    assert shop.finding(path, "missing-library").endswith("does not find libanswer.so. It cannot be loaded.")
 
 
 def test_every_missing_library_is_named(shop, tmp_path):
@@ -344,7 +347,9 @@ def test_every_missing_library_is_named(shop, tmp_path):
     path = shop.build(
         tmp_path / "kernel.so", MARKING + USER, "-Wl,--no-as-needed", f"-L{tmp_path}", "-lanswer", "-lsecond one"
     )
-    assert shop.finding(path, "missing-library").endswith("not found: libanswer.so, libsecond one.so.")
+    assert shop.finding(path, "missing-library").endswith(
+        "does not find libanswer.so, libsecond one.so. It cannot be loaded."
+    )
 
 
 def test_library_that_is_damaged_is_named_though_another_needs_it(shop, tmp_path):
@@ -358,20 +363,24 @@ def test_library_that_is_damaged_is_named_though_another_needs_it(shop, tmp_path
 def test_symbol_that_is_missing_is_named(shop, tmp_path):
     path = shop.build(tmp_path / "kernel.so", MARKING + USER, "-Wl,-z,now")
     assert "undefined symbol: answer" in shop.load(path)
-    assert shop.finding(path, "undefined-symbol").endswith(" 1 in all: answer.")
+    assert shop.finding(path, "undefined-symbol").startswith(
+        "symbols that the file needs are undefined: answer, 1 in all;"
+    )
 
 
 def test_symbol_that_a_library_has_lost_is_named(shop, tmp_path):
     path = build_user(shop, tmp_path)
     shop.build(tmp_path / "libanswer.so", "int other;", "-Wl,-soname,libanswer.so")
-    assert shop.finding(path, "undefined-symbol").endswith(" 1 in all: answer.")
+    assert shop.finding(path, "undefined-symbol").startswith(
+        "symbols that the file needs are undefined: answer, 1 in all;"
+    )
 
 
 def test_many_missing_symbols_are_counted(shop, tmp_path):
     names = [f"missing_{number}" for number in range(9)]
     source = "".join(f"int {name}(void); int use_{name}(void) {{ return {name}(); }}" for name in names)
     evidence = shop.finding(shop.build(tmp_path / "kernel.so", MARKING + source), "undefined-symbol")
-    assert evidence.endswith(f" 9 in all: {', '.join(names[:5])}, ….")
+    assert f": {', '.join(names[:5])}, …, 9 in all;" in evidence
 
 
 def test_symbol_of_a_library_that_this_process_alone_has_loaded_is_missing(shop, tmp_path):
@@ -386,14 +395,14 @@ def test_symbol_of_a_library_that_this_process_alone_has_loaded_is_missing(shop,
 def test_version_that_is_missing_is_named_with_its_library(shop, tmp_path):
     path = build_versions(shop, tmp_path)
     assert "version `ANSWER_2' not found" in shop.load(path)
-    assert f"It needs ANSWER_2 of {tmp_path / 'libanswer.so'}," in shop.finding(path, "missing-version")
+    assert f"it needs ANSWER_2 of {tmp_path / 'libanswer.so'}," in shop.finding(path, "missing-version")
 
 
 def test_version_that_another_library_misses_is_named_with_both(shop, tmp_path):
     middle = build_versions(shop, tmp_path).rename(tmp_path / "libmiddle.so")
     path = shop.build(tmp_path / "outer.so", MARKING, "-Wl,--no-as-needed,--allow-shlib-undefined", middle)
     assert "version `ANSWER_2' not found" in shop.load(path)
-    assert shop.finding(path, "missing-version").startswith(f"{middle}, which it needs, needs ANSWER_2 of {tmp_path}")
+    assert shop.finding(path, "missing-version").count(f": {middle}, which it needs, needs ANSWER_2 of {tmp_path}") == 1
 
 
 def test_version_of_the_c_library_that_is_newer_than_this_machine_is_named(shop, plain):
@@ -404,7 +413,7 @@ def test_version_of_the_c_library_that_is_newer_than_this_machine_is_named(shop,
     table = content.replace(sysv_hash(old), sysv_hash(new)).replace(b"\0" + old + b"\0", b"\0" + new + b"\0")
     plain.write_bytes(table)
     assert f"version `{new.decode()}' not found" in shop.load(plain)
-    assert re.search(rf"It needs {new.decode()} of /\S*libc\.so", shop.finding(plain, "missing-version"))
+    assert re.search(rf"it needs {new.decode()} of /\S*libc\.so", shop.finding(plain, "missing-version"))
 
 
 def sysv_hash(name: bytes) -> bytes:
@@ -430,7 +439,7 @@ def test_variables_of_the_loader_do_not_change_the_answer(shop, tmp_path, monkey
     (tmp_path / "libanswer.so").unlink()
     monkeypatch.setitem(shop.environment, variable, "bindings" if variable == "LD_DEBUG" else "1")
     monkeypatch.setitem(shop.environment, "LD_DEBUG_OUTPUT", str(tmp_path / "log"))
-    assert shop.finding(path, "missing-library").endswith("not found: libanswer.so.")
+    assert shop.finding(path, "missing-library").endswith("does not find libanswer.so. It cannot be loaded.")
     shop.assert_loads(shop.plain)
 
 
@@ -492,7 +501,7 @@ def test_file_that_this_user_may_not_read_names_what_is_closed(shop, tmp_path, c
     assert "Permission denied" in shop.load(path, within=BOUND)
     mode = "----------" if closed == "file" else "d---------"
     evidence = shop.finding(path, "permission", within=BOUND)
-    assert evidence == f"{what} is {mode}, of uid 65534 and gid 65534; this is uid 0."
+    assert evidence.endswith(f"{what} is {mode}, of uid 65534 and gid 65534; this is uid 0. It cannot be loaded.")
 
 
 @needs_root
@@ -513,16 +522,15 @@ def test_noexec_mount_is_named_with_a_line_that_moves_the_cache(shop, noexec, mo
     shutil.copy(shop.plain, path)
     monkeypatch.setitem(shop.environment, "TRITON_CACHE_DIR", str(noexec / "elsewhere"))
     assert "failed to map segment from shared object" in shop.load(path)
-    evidence = shop.finding(path, "noexec")
-    assert f"{path} lies on {noexec} (tmpfs: rw,noexec" in evidence
-    assert re.search(rf"Help: export {variable}=/\S+ \(checked: writable, not noexec\)", evidence)
+    assert f"{path}: it is on {noexec} (tmpfs: rw,noexec" in shop.finding(path, "noexec")
+    assert re.fullmatch(rf"export {variable}=/\S+", shop.check(path)[0].remedy)
 
 
 @needs_root
 def test_empty_variable_of_triton_moves_nothing(shop, noexec, monkeypatch):
     path = Path(shutil.copy(shop.plain, noexec / "kernel.so"))
     monkeypatch.setitem(shop.environment, "TRITON_CACHE_DIR", "")
-    assert "export TORCHINDUCTOR_CACHE_DIR=/" in shop.finding(path, "noexec")
+    assert shop.check(path)[0].remedy.startswith("export TORCHINDUCTOR_CACHE_DIR=/")
 
 
 def test_library_too_large_to_be_read_is_one_for_want_of_memory(shop, plain):
@@ -603,7 +611,7 @@ def test_table_has_code_evidence_and_remedy(shop, tmp_path):
     assert (done.returncode, done.stderr) == (0, "") and "loads" in done.stdout
     path = shop.build(tmp_path / "kernel.so", MARKING + USER)
     done = show(shop, path)
-    assert done.returncode == 1 and all(word in done.stdout for word in ("undefined-symbol", "answer", "remove it"))
+    assert done.returncode == 1 and all(word in done.stdout for word in ("undefined-symbol", "answer", "Help: rm "))
 
 
 def test_name_with_markup_is_shown_as_it_is(shop, tmp_path):

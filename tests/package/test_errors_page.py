@@ -16,6 +16,8 @@ from safecache.reporting.kinds import Reason
 PAGE = (Path(safecache.__file__).parent / "guide" / "errors.md").read_text()
 SECTION = re.compile(r"^### (.+)\n\n((?:.+\n)+?)\n((?:\* .+\n(?:  .+\n)*)+)", re.MULTILINE)
 SECTIONS = {code: (text, rows) for code, text, rows in SECTION.findall(PAGE)}
+ALERTS = (Path(safecache.__file__).parent / "guide" / "deploy" / "alerts.yaml").read_text()
+URGENCY = PAGED, TODAY, _ = "Page somebody", "Look today", "No action"
 TESTS = Path(__file__).parents[2]
 # Of each code, a test that produces it and then applies the fix of its section, or shows that none is needed.
 TRIED = {
@@ -83,6 +85,11 @@ TRIED = {
 }
 
 
+def urgency(code):
+    """The last words of its first paragraph."""
+    return re.search(r"\*\*([^*]+)\.\*\*$", SECTIONS[code][0].rstrip())[1]
+
+
 def test_every_code_has_one_section():
     assert re.findall(r"^### (.+)$", PAGE, re.MULTILINE) == list(SECTIONS)
     assert sorted(SECTIONS) == sorted(reason.value for reason in Reason)
@@ -91,11 +98,31 @@ def test_every_code_has_one_section():
 @pytest.mark.parametrize("reason", Reason, ids=lambda reason: reason.value)
 def test_section_says_cause_fix_check_and_what_strict_mode_raises(reason):
     text, rows = SECTIONS[reason.value]
-    assert re.findall(r"^\* \*\*(\w+)\*\*: \S", rows, re.MULTILINE) == ["Cause", "Fix", "Check", "Strict"]
     action = events.decide(reason, strict=True)
-    raised = "no error." if action.error is None else f"`{action.error.__name__}`."
-    assert rows.splitlines()[-1].removeprefix("* **Strict**: ") == raised
+    last = [] if action.error is None else ["Strict"]
+    assert re.findall(r"^\* \*\*(\w+)\*\*: \S", rows, re.MULTILINE) == ["Cause", "Fix", "Check", *last]
+    assert action.error is None or rows.splitlines()[-1] == f"* **Strict**: `{action.error.__name__}`."
     assert ("quarantined" in text) == action.quarantine
+
+
+@pytest.mark.parametrize("reason", Reason, ids=lambda reason: reason.value)
+def test_section_says_in_one_phrase_how_urgent_it_is(reason):
+    text, rows = SECTIONS[reason.value]
+    assert len(re.findall("|".join(URGENCY), text + rows)) == 1 and urgency(reason.value) in URGENCY
+    silent = not events.decide(reason, strict=False).warn
+    assert not silent or urgency(reason.value) != PAGED, "nobody would see it without metrics"
+
+
+def test_alert_that_pages_has_the_codes_that_say_so_and_no_other():
+    """And each other alert that names codes has none of those that need no action."""
+    paged, others = set(), set()
+    for alert in ALERTS.split("- alert: ")[1:]:
+        codes = {code for found in re.findall(r'reason=~?"([^"]+)"', alert) for code in found.split("|")}
+        (severity,) = re.findall(r"severity: (\w+)", alert)
+        assert severity in ("critical", "warning")
+        (paged if severity == "critical" else others).update(codes)
+    assert paged == {code for code in SECTIONS if urgency(code) == PAGED}
+    assert others and {urgency(code) for code in others} == {TODAY}
 
 
 @pytest.mark.parametrize("reason", Reason, ids=lambda reason: reason.value)

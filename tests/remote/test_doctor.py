@@ -11,6 +11,7 @@ import time
 
 import pytest
 from helpers import filled, in_process
+from helpers.message_form import check_form, to_row
 
 import safecache
 from safecache.doctor import contents
@@ -27,7 +28,9 @@ pytest.importorskip("redis")
 
 
 def findings():
-    return {found.code: found for found in contents.check_remote({})}
+    found = list(contents.check_remote({}))
+    check_form(map(to_row, found))
+    return {each.code: each for each in found}
 
 
 @pytest.fixture
@@ -87,6 +90,15 @@ def test_what_somebody_has_put_there(url, run, tmp_path):
         there.write(each.name, b"no parcel")
     found = findings()["remote-refused"]
     assert "7 of 7" in found.evidence and "no seal" in found.evidence
+
+
+def test_remote_that_may_not_be_listed(url, monkeypatch):
+    def refuse(store, below):
+        raise OSError("no right to list")
+
+    monkeypatch.setattr(redis_store.RedisStore, "names", refuse)
+    found = findings()["remote-not-listed"]
+    assert found.severity == "info" and "no right to list" in found.evidence
 
 
 @pytest.mark.parametrize("extra", ["redis", "zstandard", "obstore"])

@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import os
+import re
 import shutil
 import subprocess
 import textwrap
@@ -18,6 +19,7 @@ from safecache.cli.main import main
 from safecache.doctor import comparison
 from safecache.doctor.comparison import Baseline, Gpu
 from safecache.explain import baked as environment
+from safecache.reporting.kinds import Reason
 from safecache.settings import config
 from safecache.signing import keyring, provenance
 from safecache.upkeep import packing
@@ -25,6 +27,7 @@ from warming.programs import COMPILED, EXHAUSTIVE, Home, run_in_fork
 
 __all__ = ["isolated"]
 pytestmark = [pytest.mark.default_release, pytest.mark.xdist_group("preflight")]
+FORM = re.compile(r"[A-Za-z].+ (?:are|differs|is)[a-z ]* \[[a-zA-Z ]+\]: .+\. [A-Z].+\. Help: .+ \(see .+\)")
 COUNTING = COMPILED + "    import json, safecache\n    print(json.dumps(safecache.stats()))\n"
 # A setting of torch's that is in its keys.
 NAME = "TORCHINDUCTOR_COMPREHENSIVE_PADDING"
@@ -79,6 +82,9 @@ class Baked(Home):
         assert said.returncode in (0, 1), said.stderr
         report = json.loads(said.stdout)
         assert report["misses"] == bool(said.returncode)
+        for each in report["differences"]:
+            page = f"safecache help errors#{each['reason'].lower().replace(' ', '-')}"
+            assert FORM.fullmatch(each["text"]) and each["text"].endswith(f" Help: {each['remedy']} (see {page})"), each
         return report
 
     def misses(self, **settings):
@@ -208,7 +214,9 @@ def test_other_key_and_namespace_are_named_and_miss(copied, other, zygote):
     assert told(report) == [("SAFECACHE_NAMESPACE", "default", "production")], report
     assert report["differences"][0]["remedy"] == "export SAFECACHE_NAMESPACE=default"
     report = copied.check(**other)
-    assert [what for what, *_ in told(report)] == ["signing key [unknown key]"], report
+    assert [(each["what"], each["reason"]) for each in report["differences"]] == [("signing key", "unknown key")], (
+        report
+    )
     assert "safecache keys trust" in report["differences"][0]["remedy"]
     for changed in (other, {"SAFECACHE_NAMESPACE": "production"}):
         used = copied.copy(copied.directory.with_name(min(changed)))
@@ -303,9 +311,10 @@ def test_cpu_that_lacks_instructions_or_has_wider_ones_is_named():
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(provenance, "instructions", lambda: here)
-        assert [str(each) for each in of_cpus(f"avx512f {here}")] == [
-            'CPU differs: baked "with avx512f", here "without"'
-        ]
+        (lacking,) = of_cpus(f"avx512f {here}")
+        assert lacking.text.startswith(
+            'CPU differs [other CPU]: baked "with avx512f", here "without". Recompiling here. '
+        )
         assert [each.misses for each in of_cpus("avx sse x86_64")] == [True]
         assert list(of_cpus(here)) == []
         patch.setattr(provenance, "instructions", lambda: f"{here} rdseed")
@@ -321,7 +330,7 @@ def test_architecture_of_a_gpu_and_its_name_are_compared(monkeypatch):
         return list(check(Baseline(baked, {}, 1)))
 
     (difference,) = found(comparison.check_builds, gpu=["sm_80"])
-    assert difference == ("GPU", "sm_80", "sm_90", difference.remedy, True)
+    assert difference == ("GPU", "sm_80", "sm_90", difference.remedy, True, Reason.OTHER_GPU, "differs", "")
     assert found(comparison.check_builds, gpu=["sm_80,sm_90"]) == []
     assert [each.what for each in found(comparison.check_device, "NVIDIA H100 sm_90")] == ["GPU's name"]
     assert found(comparison.check_device, "NVIDIA H200 sm_90") == found(comparison.check_device, "NVIDIA H200") == []
@@ -345,9 +354,8 @@ def test_pack_is_judged_by_its_manifest_alone(copied, pack, zygote):
 
 def test_pack_of_another_key_or_altered_says_nothing_but_that(copied, pack, other):
     said = copied.say("preflight", str(pack), **other)
-    assert said.returncode == 1 and "cannot use pack" in said.stdout and "SAFECACHE_KEY_FILE" in said.stdout, (
-        said.stdout
-    )
+    assert said.returncode == 1 and "SAFECACHE_KEY_FILE" in said.stdout, said.stdout
+    assert said.stdout.startswith("misses: the pack is refused [unknown key]: sealed by key ")
     assert said.stdout.count("misses:") == 1
     content = bytearray(pack.read_bytes())
     content[40] ^= 1
