@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -17,7 +17,7 @@ from safecache.reporting import events, waits
 from safecache.reporting.kinds import Kind, Reason
 from safecache.session import Part, inherit
 
-__all__ = ["OTHER_RANK", "agreed", "compile_fx", "compile_fx_inner", "convert"]
+__all__ = ["OTHER_RANK", "agreed", "all_hit", "compile_fx", "compile_fx_inner", "convert"]
 
 # Why a rank misses that has found what it was for.
 _SAMPLED = (Reason.SAMPLED, "SAFECACHE_RECOMPILE_SAMPLE")
@@ -175,7 +175,8 @@ _TOO_LATE = (
 
 class _State:
     def __init__(self) -> None:
-        self.numbers = itertools.count(1)
+        # By the ranks that agree, the numbers of their lookups.
+        self.numbers: dict[tuple[int, ...], Iterator[int]] = {}
         self.has_given_up = False
 
 
@@ -183,26 +184,36 @@ _state: Part[_State] = Part(_State, inherit)
 
 
 def _all_hit(hit: bool, kind: Kind) -> bool:
-    """Tell whether all ranks have hit, as this one says of itself: each calls this once for each lookup, in one order.
+    """Tell what all_hit() does of all ranks, where they meet in collectives while they compile.
 
-    After a rank that did not come in time, which is reported once, it is what this one says. Ranks that meet in
-    collectives while they compile would wait for one that hits, and does not come there. They agree by the store that
-    they have met at, since a group of its own would have to be made by all of them at once. Stock torch may do
-    so itself from 2.15 on, for AOTAutograd entries: _OWN_AGREEMENT.
+    Those would wait for a rank that hits, and does not come there. Stock torch may agree itself from 2.15 on, for
+    AOTAutograd entries: _OWN_AGREEMENT.
     """
-    distributed, state = _group(), _state.now
+    distributed = _group()
     if distributed is None or not _meet() or (kind is Kind.AOT_ENTRY and _is_set(_OWN_AGREEMENT)):
         return hit
-    if state.has_given_up:
+    return all_hit(hit, range(distributed.get_world_size()))
+
+
+def all_hit(hit: bool, ranks: Iterable[int]) -> bool:
+    """Tell whether all ``ranks`` have hit, as this one says of itself: each calls this once per lookup, in one order.
+
+    After a rank that did not come in time, which is reported once, it is what this one says. They agree by the store
+    that they have met at, since a group of its own would have to be made by all of them at once.
+    """
+    distributed, state, together = _group(), _state.now, tuple(ranks)
+    if distributed is None or len(together) < 2 or state.has_given_up:
         return hit
     seconds = min(_MOST, _budget(distributed))
     try:
         store = distributed.distributed_c10d._get_default_store()
-        rank, size, number = distributed.get_rank(), distributed.get_world_size(), next(state.numbers)
-        names = [f"safecache/agreement/{number}/{each}" for each in range(size)]
-        store.set(names[rank], b"hit" if hit else b"miss")
-        store.wait(names, timedelta(seconds=seconds))
-        return all(store.get(name) == b"hit" for name in names)
+        number = next(state.numbers.setdefault(together, itertools.count(1)))
+        names = {rank: f"safecache/agreement/{together[0]}+{len(together)}/{number}/{rank}" for rank in together}
+        store.set(names[distributed.get_rank()], b"hit" if hit else b"miss")
+        if not hit:
+            return False
+        store.wait([*names.values()], timedelta(seconds=seconds))
+        return all(store.get(name) == b"hit" for name in names.values())
     except Exception as error:  # of whatever store it is
         state.has_given_up = True
         events.log_line(logging.WARNING, _TOO_LATE.format(seconds, type(error).__name__))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
 from collections.abc import Callable
@@ -15,9 +16,11 @@ import wrapt
 from safecache import compiles
 from safecache.code import vllm_files
 from safecache.errors import RefusedArtifactError
+from safecache.integrations import compile_scopes
 from safecache.patching.hook import BUILTIN_OPEN, OS_MODULE, hook, verifier
 from safecache.ports import Served, tell
 from safecache.reporting import events
+from safecache.reporting.kinds import Reason
 
 __all__ = [
     "initialize_cache",
@@ -39,15 +42,33 @@ _CLASS = "vllm.model_executor.models.registry:_LazyRegisteredModel"
     issue="https://github.com/vllm-project/vllm/pull/35115",
 )
 def load_model(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    """_try_load_aot_compiled_fn: what strict mode raises leaves it; vLLM would log it, and compile."""
+    """_try_load_aot_compiled_fn: what strict mode raises leaves it; vLLM would log it, and compile.
+
+    None too if another rank of the tensor-parallel group has no model to use. Its compile meets the others in a
+    collective, as in AllReduceFusionPass, to which a rank that has loaded its own would not come.
+    """
 
     def load(model: Any, aot_compilation_path: str) -> Any:
-        with events.propagate_strict():
-            vllm_files.fetch_model(aot_compilation_path)
-            tell(Served(model))
-            return wrapped(model, aot_compilation_path)
+        found = None
+        try:
+            with events.propagate_strict():
+                vllm_files.fetch_model(aot_compilation_path)
+                tell(Served(model))
+                found = wrapped(model, aot_compilation_path)
+        finally:
+            is_usable = compile_scopes.all_hit(found is not None, _find_tensor_parallel_ranks())
+        if found is not None and not is_usable:
+            why, remedy = "another rank of its group has none to use", "Help: give every rank the same cache directory"
+            text = events.compose("the loaded model is not used", Reason.OTHER_RANK_MISSED.value, why, remedy)
+            events.log_line(logging.WARNING, f"safecache: {text} (see {Reason.OTHER_RANK_MISSED.help})")
+        return found if is_usable else None
 
     return load(*args, **kwargs)
+
+
+def _find_tensor_parallel_ranks() -> list[int]:
+    group = getattr(sys.modules.get("vllm.distributed.parallel_state"), "_TP", None)
+    return [] if group is None else group.ranks
 
 
 @hook(

@@ -202,11 +202,11 @@ def test_ranks_that_meet_compile_what_is_sampled_together(home, new_home):
 def test_rank_that_does_not_come_is_not_waited_for(home):
     """With a setting by which torch itself has a rank with no collectives in its graph wait for nobody."""
     configured = (
-        "import torch._inductor.config_comms as comms\ncomms.runtime_estimations_align_across_all_distributed_ranks"
+        "import torch._inductor.config_comms as comms\n"
+        "comms.runtime_estimations_align_across_all_distributed_ranks = True\n"
     )
-    prepare = (
-        f"{GROUP}{configured} = True\nfrom safecache.integrations import compile_scopes\ncompile_scopes._MOST = 2.0"
-    )
+    prepare = f"{GROUP}{configured}from safecache.integrations import compile_scopes\ncompile_scopes._MOST = 2.0"
+    Crowd(home, 1, INFERENCE, configured).answers()
     run = "if os.environ['RANK'] == '1':\n    y = x\nelse:\n    " + INFERENCE.replace("\n", "\n    ")
     answers = Crowd(home, 2, run, prepare, MEET=str(home.base / "meet")).answers()
     assert [line for line in said(answers) if "not all ranks" in line] and len(said(answers)) == 1, answers
@@ -224,3 +224,38 @@ def test_kernel_is_compiled_once(home):
     answers = Crowd(home, 4, KERNELS).answers()
     misses = [what for answer in answers for what in answer["stats"] if what.startswith("triton miss")]
     assert len(misses) == 1 and not said(answers), answers
+
+
+MODEL = """
+import os, sys, types
+from safecache.integrations import vllm
+if {group}:
+    sys.modules["vllm.distributed.parallel_state"] = types.SimpleNamespace(_TP=types.SimpleNamespace(ranks=[0, 1]))
+def load(model, path):
+    if os.environ["RANK"] == "1":
+        {rank_1}
+    return "loaded"
+try:
+    found = vllm.load_model(load, None, (types.SimpleNamespace(forward=load), "/none"), {{}})
+except KeyError:
+    found = "raised"
+y = torch.tensor([None, "loaded", "raised"].index(found))
+"""
+
+
+@pytest.mark.parametrize(
+    ("rank_1", "group", "found"),
+    [
+        ("pass", True, [1, 1]),
+        ("return None", True, [0, 0]),
+        ("raise KeyError", True, [0, 2]),
+        ("return None", False, [1, 0]),
+    ],
+)
+def test_tensor_parallel_ranks_load_a_model_if_all_can(home, rank_1, group, found):
+    """AllReduceFusionPass makes its workspace with the group: a rank that compiles would wait for one that has loaded."""
+    run = MODEL.format(group=group, rank_1=rank_1)
+    answers = Crowd(home, 2, run, GROUP, MEET=str(home.base / "meet")).answers()
+    assert [answer["y"] for answer in answers] == found, answers
+    lines = [line for line in said(answers) if "[other rank missed]" in line]
+    assert len(lines) == len(said(answers)) == (group and found[0] == 0), answers
