@@ -220,57 +220,41 @@ def _of_triton(targets: Iterable[str]) -> tuple[list[Component], dict[str, str]]
 class PathInKeys(NamedTuple):
     """``component``: its name, as components() gives it, in a regular expression.
 
-    ``path``: of what; ``until``: the first release in whose keys it is not, such as "Triton 3.9", or "". ``follows``:
-    what is not found if it differs; ``remedy``: what to do about that.
+    ``path``: of what; ``remedy``: what to do if it differs; ``until``: the first release in whose keys it is not, such
+    as "Triton 3.9", or "".
     """
 
     component: str
     path: str
-    follows: str
     remedy: str
     until: str = ""
 
 
-_ENTRIES = "every AOTAutograd and FX graph entry is recompiled"
-_KERNELS = "every Triton kernel is recompiled"
 _LEAVE_UNSET = "leave it unset, or give it the same value"
 
 PATHS: tuple[PathInKeys, ...] = (
-    PathInKeys(
-        r"inductor config cpp\.cxx", "the compiler, from CXX", _ENTRIES, "name it without a path, as in CXX=g++"
-    ),
-    PathInKeys(r"inductor config cuda\.cuda_cxx", "nvcc", _ENTRIES, _LEAVE_UNSET),
-    PathInKeys(r"inductor config rocm\.(rocm_home|ck_dir)", "ROCm, and TORCHINDUCTOR_CK_DIR", _ENTRIES, _LEAVE_UNSET),
-    PathInKeys(r"inductor config xpu\.oneapi_root", "oneAPI", _ENTRIES, _LEAVE_UNSET),
+    PathInKeys(r"inductor config cpp\.cxx", "the compiler, from CXX", "name it without a path, as in CXX=g++"),
+    PathInKeys(r"inductor config cuda\.cuda_cxx", "nvcc", _LEAVE_UNSET),
+    PathInKeys(r"inductor config rocm\.(rocm_home|ck_dir)", "ROCm, and TORCHINDUCTOR_CK_DIR", _LEAVE_UNSET),
+    PathInKeys(r"inductor config xpu\.oneapi_root", "oneAPI", _LEAVE_UNSET),
     PathInKeys(
         r"inductor config aot_inductor\.(output_path|custom_op_libs|aoti_shim_library(_path)?)",
         "what AOTInductor writes, and links against",
-        _ENTRIES,
         _LEAVE_UNSET,
     ),
     PathInKeys(
         r"inductor config (autoheuristic_log_path|profile_bandwidth_output|triton\.proton_output_dir"
         r"|(torchinductor_)?worker_log_?path|global_cache_dir|aten_distributed_optimizations\..*_profile_path)",
         "logs and profiles: TORCHINDUCTOR_AUTOHEURISTIC_LOG_PATH, …_PROFILE_OUTPUT, …_TRITON_PROTON_OUTPUT_DIR",
-        _ENTRIES,
         _LEAVE_UNSET,
     ),
+    PathInKeys(r"functorch config memory_budget_pareto_dir", "PARTITIONER_MEMORY_BUDGET_PARETO_DIR", _LEAVE_UNSET),
     PathInKeys(
-        r"functorch config memory_budget_pareto_dir",
-        "PARTITIONER_MEMORY_BUDGET_PARETO_DIR",
-        "every AOTAutograd entry is recompiled",
-        _LEAVE_UNSET,
-    ),
-    PathInKeys(
-        r"env (MLIR_DUMP_PATH|LLVM_PASS_PLUGIN_PATH|TRITON_PLUGIN_PATHS)",
-        "a variable of Triton's",
-        _KERNELS,
-        _LEAVE_UNSET,
+        r"env (MLIR_DUMP_PATH|LLVM_PASS_PLUGIN_PATH|TRITON_PLUGIN_PATHS)", "a variable of Triton's", _LEAVE_UNSET
     ),
     PathInKeys(
         r"option extern_libs",
         "Triton's own libraries for AMD GPUs",
-        "every Triton kernel for an AMD GPU is recompiled",
         "install Triton at the same path",
         until="Triton 3.9",
     ),
