@@ -155,7 +155,7 @@ def replace_cache(directory: str) -> str:
 
 def add_cache(directory: str) -> None:
     """Register ``directory``: load_path() verifies files below it."""
-    _caches.now.add(os.path.join(os.path.realpath(directory), ""))
+    _caches.now.update(os.path.join(place, "") for place in (os.path.realpath(directory), os.path.abspath(directory)))
 
 
 def load_path(path: str, *, is_built: bool) -> str:
@@ -165,8 +165,9 @@ def load_path(path: str, *, is_built: bool) -> str:
     directory as well. Raises EntryRefusedError, in every mode, if nothing attests it. Raises OSError if the file or its
     record cannot be read.
     """
-    real = os.path.realpath(path)
-    if not real.startswith(tuple(_caches.now)):
+    real, caches = os.path.realpath(path), tuple(_caches.now)
+    # A link in a cache may lead out of it.
+    if not real.startswith(caches) and not os.path.abspath(path).startswith(caches):
         return path
     root = os.path.dirname(real)
     name = os.path.relpath(real, os.path.dirname(root)) if is_built else ""

@@ -193,7 +193,7 @@ def attest_artifact(wrapped: Callable[..., Any], instance: Any, args: Any, kwarg
         content: bytes = wrapped(file_name, sha256, *rest, **named)
         directory = os.path.realpath(sys.modules["flashinfer.jit.env"].FLASHINFER_CUBIN_DIR)
         if hashlib.sha256(content).hexdigest() == sha256:  # FlashInfer can be told not to compare
-            attestations.attest_in_process(os.path.join(directory, file_name), content)
+            attestations.attest_in_process(os.path.realpath(os.path.join(directory, file_name)), content)
         sources.add_cache(directory)
         return content
 

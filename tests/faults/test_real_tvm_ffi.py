@@ -261,6 +261,9 @@ def test_library_that_nobody_built_is_not_loaded(place):
     shutil.copy2(place.built / "probe.so", other)
     assert load(place.built / "probe.so").stdout == "41\n", "as SGLang does"
     assert "EntryRefusedError" in load(other).stderr
+    other.unlink()
+    other.symlink_to(shutil.copy2(place.built / "probe.so", place.base / "elsewhere.so"))
+    assert "EntryRefusedError" in load(other).stderr, "wherever a link leads"
     done = load(shutil.copy2(place.built / "probe.so", place.base / "own.so"))
     assert done.stdout == "41\n", done.stderr
 
