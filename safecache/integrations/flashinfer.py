@@ -41,6 +41,7 @@ __all__ = [
     "keep_sparse",
     "load_attested",
     "load_kda",
+    "load_library",
     "load_sparse",
     "open_library",
     "run_ninja",
@@ -108,6 +109,17 @@ def load_attested(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs:
 
 
 @verifier(
+    "flashinfer.jit.core:JitSpecNvcc.load(self, so_path=)",
+    why="FlashInfer loads whatever library lies in its workspace, without checking who built it.",
+    issue=f"{_SOURCE}/core.py#L601",
+)
+def load_library(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    """JitSpecNvcc.load: verifies a library in the workspace. Raises EntryRefusedError, in default mode too."""
+    sources.add_cache(sys.modules["flashinfer.jit.env"].FLASHINFER_JIT_DIR)
+    return wrapped(*args, **kwargs)
+
+
+@verifier(
     "flashinfer.jit.core:write_if_different(path, content)",
     why="FlashInfer reads its build.ninja back from a directory that others may be able to write to.",
     issue=f"{_SOURCE}/utils.py#L22",
@@ -151,9 +163,7 @@ def run_ninja(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
 
 def _build_of(ninja_file: str) -> Build:
     """The build of the module whose build.ninja, written or not, lies there."""
-    build = ninja_builds.plan(ninja_file, _texts.now[ninja_file])
-    sources.add_cache(os.path.dirname(ninja_file))
-    return build
+    return ninja_builds.plan(ninja_file, _texts.now[ninja_file])
 
 
 @verifier(

@@ -339,6 +339,16 @@ def test_library_that_does_not_verify_is_built_anew(library, name, how):
     assert (answer, ninjas) == (41, 0) and "safecache:" not in errors, errors
 
 
+def test_planted_library_is_not_loaded_where_none_is_built(library):
+    library.run()
+    load = LIBRARY.replace("build_and_load()", "load()")
+    (library.base / "program.py").write_text(load)
+    assert library.run()[0] == 41
+    library.compile_trojan(library.built / "probe.so")
+    with pytest.raises(AssertionError, match="EntryRefusedError: safecache: not loading "):
+        library.run()
+
+
 def test_header_that_was_replaced_by_an_older_one_is_noticed(library):
     library.run()
     library.write_header(42)
