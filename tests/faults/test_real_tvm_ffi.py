@@ -131,6 +131,56 @@ def test_library_that_was_built_in_another_directory_is_not_built_again(place, h
         assert (answer, ninjas) == (42, ran) and "safecache:" not in errors, errors
 
 
+CALLED = EXPORTED.replace("int answer() { return ANSWER; }", 'extern "C" int call(); int answer() { return call(); }')
+HOW = 'how = {"extra_include_paths": ["include"]'
+EMBEDDED = """
+extern "C" const char __tvm_ffi__cubin_image[];
+int answer() { return __tvm_ffi__cubin_image[0]; }
+"""
+
+
+def archive(place, answer, flags):
+    (place.base / "called.c").write_text(f"int call(void) {{ return {answer}; }}\n")
+    build = "cc -fPIC -c called.c -o called.o && rm -f libcalled.a && ar rc libcalled.a called.o"
+    subprocess.run(build, shell=True, cwd=place.base, check=True)
+    (place.base / "probe.cpp").write_text(CALLED)
+    (place.base / "program.py").write_text(PROGRAM.replace(HOW, f'{HOW}, "extra_ldflags": {flags!r}'))
+    return ["files"], {}
+
+
+def image(place, answer):
+    (place.base / "inline.cpp").write_text(EMBEDDED)
+    text = PROGRAM.replace(HOW, f'{HOW}, "embed_cubin": {{"image": bytes([{answer}] * 9)}}')
+    (place.base / "program.py").write_text(text)
+    return ["inline"], {}
+
+
+def search_path(place, answer):
+    directory = place.base / f"include{answer}"
+    directory.mkdir()
+    (directory / "answer.h").write_text(f"#define ANSWER {answer}\n")
+    (place.base / "program.py").write_text(PROGRAM.replace(HOW, "how = {"))
+    return ["files"], {"CPATH": str(directory)}
+
+
+OTHER = {
+    "archive": lambda place, answer: archive(place, answer, [str(place.base / "libcalled.a")]),
+    "archive by its name": lambda place, answer: archive(place, answer, [f"-L{place.base}", "-lcalled"]),
+    "embedded image": image,
+    "search path": search_path,
+}
+
+
+@pytest.mark.parametrize("what", OTHER)
+def test_library_that_was_built_of_something_else_is_built_again(place, what):
+    """What neither the command nor a compiler tells."""
+    for answer in (41, 42):
+        place.cache = place.base / f"libraries{answer}"
+        words, settings = OTHER[what](place, answer)
+        assert place.run(*words, **place.location, **settings)[:2] == (answer, 1)
+        assert place.run(*words, **place.location, **settings)[:2] == (answer, 0)
+
+
 @pytest.mark.parametrize("fault", ["planted", "another's", "truncated", "unsealed"])
 def test_kept_library_that_does_not_verify_is_built_again(place, fault):
     place.run("files")
@@ -285,6 +335,12 @@ def test_times_and_ninjas_own_files_decide_nothing(place):
     for name in (".ninja_log", ".ninja_deps"):
         (place.built / name).unlink()
     assert place.run("files")[:2] == (41, 0)
+
+
+def test_colon_in_a_path_builds_nothing_again(tmp_path):
+    (tmp_path / "a:b").mkdir()
+    place = Library(tmp_path / "a:b")
+    assert [place.run("files")[:2] for _ in range(2)] == [(41, 1), (41, 0)]
 
 
 @pytest.mark.parametrize("how", ["inline", "files"])
