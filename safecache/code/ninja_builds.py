@@ -105,12 +105,17 @@ class Build:
         return bool(self._steps) and all(map(self._is_sealed, self._targets))
 
     @property
+    def libraries(self) -> list[str]:
+        """Paths of its outputs that nothing else is made from."""
+        return [self._path(step.output) for step in self._targets]
+
+    @property
     def _targets(self) -> list[Step]:
         return [step for step in self._steps.values() if step.output not in self._parts]
 
     def is_missing(self) -> bool:
         """Tell whether an output that nothing else is made from does not exist."""
-        return not all(os.path.lexists(self._path(step.output)) for step in self._targets)
+        return not all(map(os.path.lexists, self.libraries))
 
     def settle(self) -> None:
         """Quarantine every output that ninja must not reuse.

@@ -126,7 +126,8 @@ def build_ninja(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: A
 
     def build(build_dir: str) -> None:
         planned = ninja_builds.plan(os.path.join(build_dir, "build.ninja"), compiles.current.written)
-        sources.add_cache(build_dir)
+        for library in planned.libraries:  # in a directory that the caller names may lie others, of the caller's own
+            sources.add_cache(library)
         extension_builds.run_ninja([planned], build_dir, lambda: wrapped(build_dir), is_exclusive=True)
 
     build(*args, **kwargs)

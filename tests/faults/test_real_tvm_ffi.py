@@ -318,6 +318,17 @@ def test_library_that_nobody_built_is_not_loaded(place):
     assert done.stdout == "41\n", done.stderr
 
 
+def test_own_library_beside_a_build_is_loaded(place):
+    """In a directory that is named as the build's, which is no cache."""
+    loaded = 'tvm_ffi.load_module(__import__("shutil").copy("probe.so", "./own.so"))'
+    text = PROGRAM.replace(HOW, f'{HOW}, "build_directory": "."').replace("module.answer()", f"{loaded}.answer()")
+    (place.base / "program.py").write_text(text)
+    assert place.run("files")[0] == 41
+    place.compile_trojan(place.base / "probe.so")
+    answer, _, _, errors = place.run("files")
+    assert answer == 41 and "[damaged]" in errors, errors
+
+
 @pytest.mark.parametrize("how", ["inline", "files"])
 def test_header_that_was_replaced_by_an_older_one_is_noticed(place, how):
     place.run(how)
