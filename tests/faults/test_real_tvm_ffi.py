@@ -372,6 +372,16 @@ def test_attested_library_is_loaded_whoever_holds_the_lock(place):
     assert (answer, ninjas) == (41, 0) and "safecache:" not in errors, errors
 
 
+@pytest.mark.parametrize("name", ["lock", "build.ninja"])
+def test_what_is_no_file_is_not_waited_for(place, name):
+    place.run("files")
+    (place.built / name).unlink()
+    os.mkfifo(place.built / name)
+    place.write_header(42)
+    answer, ninjas, _, errors = place.run("files")
+    assert (answer, ninjas) == (42, 1) and "it is no file" in errors, errors
+
+
 @pytest.fixture
 def mounted(place):
     """The cache on a file system of its own."""
