@@ -476,7 +476,7 @@ def find_builds(root: str) -> Iterator[Build]:
 
 def plan(path: str, text: str) -> Build:
     """Return the Build for ``text``, the build.ninja at ``path``, whether that file exists yet or not."""
-    directory = os.path.dirname(os.path.realpath(path))
+    directory = os.path.realpath(os.path.dirname(path))
     cuda = next((line[len(_CUDA) :] for line in text.splitlines() if line.startswith(_CUDA)), os.devnull)
     anchors = {
         cuda: "$cuda",

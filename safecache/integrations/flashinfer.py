@@ -45,6 +45,7 @@ __all__ = [
     "load_sparse",
     "open_library",
     "run_ninja",
+    "write_ninja",
     "write_text",
 ]
 
@@ -103,9 +104,29 @@ def load_attested(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs:
         or not os.path.exists(instance.jit_library_path)
     ):
         return loaded
-    with compiles.scope(is_planning=True):
-        instance.write_ninja()
+    try:
+        with compiles.scope(is_planning=True):
+            instance.write_ninja()
+    except Immovable:
+        return None  # build_and_load() then builds in another directory
     return instance.load() if _build_of(str(instance.ninja_path)).is_attested() else None
+
+
+@verifier(
+    "flashinfer.jit.core:JitSpecNvcc.write_ninja(self)",
+    why="FlashInfer follows a link in the place of an output, and builds and loads what it leads to.",
+    issue=f"{_SOURCE}/core.py#L511",
+)
+def write_ninja(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> None:
+    """JitSpecNvcc.write_ninja: quarantines such links first.
+
+    Raises EntryRefusedError in strict mode, and Immovable for one that cannot be quarantined.
+    """
+    directory = os.path.realpath(instance.build_dir)
+    for item in os.scandir(directory) if os.path.isdir(directory) else ():
+        if item.is_symlink() and item.name.endswith((".o", ".so")):
+            sources.settle_side_file(item.path, directory)
+    wrapped(*args, **kwargs)
 
 
 @verifier(

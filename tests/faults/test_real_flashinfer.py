@@ -319,20 +319,24 @@ def test_warm_start_runs_no_ninja_and_writes_nothing(library):
 
 
 @pytest.mark.parametrize("name", ["probe.so", "ops_probe.o"])
-@pytest.mark.parametrize("how", ["planted", "truncated", "stock"])
+@pytest.mark.parametrize("how", ["planted", "linked", "truncated", "stock"])
 def test_library_that_does_not_verify_is_built_anew(library, name, how):
     library.run(*(["stock"] if how == "stock" else []))
     path = library.built / name
     if how != "stock":
         library.kept.unlink()
-    if how == "planted":
-        library.compile_trojan(path)
+    if how in ("planted", "linked"):
+        place = library.base / f"planted{path.suffix}" if how == "linked" else path
+        library.compile_trojan(place)
+        if how == "linked":
+            path.unlink()
+            path.symlink_to(place)
     elif how == "truncated":
         os.truncate(path, path.stat().st_size // 2)
     if name.endswith(".o"):
         (library.built / "probe.so").unlink()
         os.utime(path, ns=((library.built / "ops_kernel.cuda.o").stat().st_mtime_ns,) * 2)
-    reason = "unsealed" if how == "stock" else "damaged"
+    reason = {"stock": "unsealed", "linked": "not a file"}.get(how, "damaged")
     answer, ninjas, stats, errors = library.run()
     assert (answer, ninjas) == (41, 1) and f"[{reason}]" in errors and stats[reason], (stats, errors)
     answer, ninjas, _, errors = library.run()

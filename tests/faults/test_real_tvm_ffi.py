@@ -372,6 +372,17 @@ def test_attested_library_is_loaded_whoever_holds_the_lock(place):
     assert (answer, ninjas) == (41, 0) and "safecache:" not in errors, errors
 
 
+def test_link_in_the_place_of_build_ninja_leads_to_no_other_build(place):
+    place.run("files")
+    other = place.base / "other"
+    shutil.copytree(place.built, other)
+    (place.built / "build.ninja").unlink()
+    (place.built / "build.ninja").symlink_to(other / "build.ninja")
+    place.compile_trojan(place.built / "probe.so")
+    answer, _, stats, errors = place.run("files")
+    assert answer == 41 and stats["damaged"] == 1, errors
+
+
 @pytest.mark.parametrize("name", ["lock", "build.ninja"])
 def test_what_is_no_file_is_not_waited_for(place, name):
     place.run("files")
