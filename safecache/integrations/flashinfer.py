@@ -151,6 +151,7 @@ def write_text(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: An
     def write(path: Any, content: str) -> None:
         _texts.now[str(path)] = content
         if not compiles.current.is_planning:
+            extension_builds.check_file(path)
             wrapped(path, content)
 
     write(*args, **kwargs)

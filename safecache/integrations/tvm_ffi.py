@@ -80,7 +80,7 @@ def lock(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> 
         against = directory_faults.objection(os.path.dirname(path))
         if against is not None:
             raise PermissionError(errno.EACCES, against, path)
-        _check_file(path)
+        extension_builds.check_file(path)
         lock_guards.wait(path, -1.0, attempt)
 
     return instance if lock_guards.guard(instance, path, take, instance.release) else wrapped(*args, **kwargs)
@@ -108,16 +108,10 @@ def write_source(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: 
         compiles.current.written = content
         if sources.text_at(path) != content:
             extension_builds.take_lock()
-            _check_file(path)
+            extension_builds.check_file(path)
             wrapped(path, content)
 
     write(*args, **kwargs)
-
-
-def _check_file(path: str) -> None:
-    """Raise FileExistsError for what is no file: tvm_ffi would wait for ever for a FIFO's other end."""
-    if os.path.exists(path) and not os.path.isfile(path):
-        raise FileExistsError(errno.EEXIST, "it is no file", path)
 
 
 @verifier(

@@ -343,6 +343,15 @@ def test_library_that_does_not_verify_is_built_anew(library, name, how):
     assert (answer, ninjas) == (41, 0) and "safecache:" not in errors, errors
 
 
+def test_what_is_no_file_is_not_waited_for(library):
+    library.run()
+    (library.built / "build.ninja").unlink()
+    os.mkfifo(library.built / "build.ninja")
+    library.write_header(42)
+    answer, ninjas, _, errors = library.run()
+    assert (answer, ninjas) == (42, 1) and "it is no file" in errors, errors
+
+
 def test_planted_library_is_not_loaded_where_none_is_built(library):
     library.run()
     load = LIBRARY.replace("build_and_load()", "load()")
