@@ -16,9 +16,9 @@ from unittest import mock
 from safecache import compiles
 from safecache.code import extension_builds, kept_code, lock_guards, ninja_builds, sources
 from safecache.code.ninja_builds import Build
-from safecache.files import ownership
+from safecache.files import ownership, private_directory
 from safecache.integrations import cute_dsl
-from safecache.patching.hook import verifier
+from safecache.patching.hook import PATH, hook, verifier
 from safecache.places.layout import CodeFile
 from safecache.session import Part, inherit
 from safecache.settings import config
@@ -45,6 +45,7 @@ __all__ = [
     "load_sparse",
     "open_library",
     "run_ninja",
+    "writable_workspace",
     "write_ninja",
     "write_text",
 ]
@@ -55,6 +56,29 @@ _SOURCE = f"{_ROOT}/jit"
 _texts: Part[dict[str, str]] = Part(dict, inherit)
 # Held while FlashInfer's directory is another one.
 _replacing: Part[threading.Lock] = Part(threading.Lock)
+
+
+class _Workspace(type(Path())):  # type: ignore[misc]
+    """Path in place of another one, ``__wrapped__``."""
+
+    __wrapped__: Path
+
+
+@hook(
+    "flashinfer.jit.env:FLASHINFER_WORKSPACE_DIR",
+    PATH,
+    why="FlashInfer's import ends where it cannot write its log, even if all that it needs is in its workspace.",
+    issue=f"{_SOURCE}/core.py#L58",
+)
+def writable_workspace(path: Path, *, enabled: Callable[[], bool]) -> Path:
+    """The workspace, or a directory of this process if its log cannot be written; what is built lies elsewhere."""
+    log = path / "flashinfer_jit.log"
+    is_usable = directory_faults.objection(str(path)) is None and (
+        not log.exists() or os.access(log, os.W_OK, effective_ids=True)
+    )
+    workspace = _Workspace(path if is_usable else Path(private_directory.process_directory(), "flashinfer"))
+    workspace.__wrapped__ = path
+    return workspace
 
 
 @verifier(

@@ -18,6 +18,7 @@ from conftest import SOURCE, needs_root
 
 from faults import small_disks
 from faults.built_modules import BuiltModule
+from faults.users import GROUP, as_user, other_users_can_be, share_key
 from safecache.testing import damage, isolated
 
 pytest.importorskip("flashinfer", reason="needs flashinfer-python")
@@ -136,10 +137,12 @@ def test_workspace_where_others_can_write_is_left_alone(run, tmp_path):
 
 @contextmanager
 def mounted_workspace(environment):
-    """Where FlashInfer keeps what it compiles is a file system of its own; beside it is a log that each import opens."""
-    ends_in_it = [sys.executable, "-c", "from flashinfer.jit import env; print(env.FLASHINFER_JIT_DIR)"]
+    """Where FlashInfer keeps what it compiles, and a log that each import opens, is a file system of its own."""
+    ends_in_it = [sys.executable, "-c", "from flashinfer.jit import env; print(env.FLASHINFER_WORKSPACE_DIR)"]
     found = subprocess.run(ends_in_it, env=environment, capture_output=True, text=True, check=True)
-    with small_disks.mounted(Path(found.stdout.strip()), "size=20m") as directory:
+    directory = Path(found.stdout.strip())
+    shutil.rmtree(directory)
+    with small_disks.mounted(directory, "size=20m"):
         yield directory
 
 
@@ -431,3 +434,13 @@ def test_library_whose_directory_cannot_be_written_ends_nothing(library, fault):
         assert (answer, ninjas) == (41, fault != "read-only") and errors.count("safecache:") <= 2, errors
         answer, _, _, errors = library.run()
         assert answer == 41 and errors.count("safecache:") <= 2, errors
+
+
+@pytest.mark.skipif(not other_users_can_be(), reason="needs root, to become another user")
+def test_workspace_of_root_starts_as_any_for_a_user(library):
+    share_key(library)
+    library.run()
+    for directory in [library.base, *library.base.parents]:
+        directory.chmod(directory.stat().st_mode | 0o005)
+    answer, ninjas, _, errors = library.run(within=as_user(1000, GROUP))
+    assert (answer, ninjas) == (41, 0) and "safecache:" not in errors, errors
