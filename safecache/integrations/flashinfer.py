@@ -91,12 +91,12 @@ def build_and_load(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs
 
     Raises what it does, and in strict mode CacheWriteError in place of a private build.
     """
-    loaded = instance.try_load()
-    if loaded is not None:
-        return loaded
     core, env = sys.modules["flashinfer.jit.core"], sys.modules["flashinfer.jit.env"]
     directory = os.path.realpath(env.FLASHINFER_JIT_DIR)
     try:
+        loaded = instance.try_load()
+        if loaded is not None:
+            return loaded
         path = str(instance.lock_path)
         # FlashInfer waits without end: so first as long as for torch's own.
         lock = core.FileLock(path, thread_local=False)

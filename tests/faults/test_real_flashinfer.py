@@ -136,13 +136,13 @@ def test_workspace_where_others_can_write_is_left_alone(run, tmp_path):
 
 
 @contextmanager
-def mounted_workspace(environment):
+def mounted_workspace(environment, options="size=20m"):
     """Where FlashInfer keeps what it compiles, and a log that each import opens, is a file system of its own."""
     ends_in_it = [sys.executable, "-c", "from flashinfer.jit import env; print(env.FLASHINFER_WORKSPACE_DIR)"]
     found = subprocess.run(ends_in_it, env=environment, capture_output=True, text=True, check=True)
     directory = Path(found.stdout.strip())
     shutil.rmtree(directory)
-    with small_disks.mounted(directory, "size=20m"):
+    with small_disks.mounted(directory, options):
         yield directory
 
 
@@ -434,6 +434,14 @@ def test_library_whose_directory_cannot_be_written_ends_nothing(library, fault):
         assert (answer, ninjas) == (41, fault != "read-only") and errors.count("safecache:") <= 2, errors
         answer, _, _, errors = library.run()
         assert answer == 41 and errors.count("safecache:") <= 2, errors
+
+
+@needs_root
+def test_workspace_from_which_no_code_can_be_loaded_ends_nothing(library):
+    with mounted_workspace(library.environment, "size=20m,noexec"):
+        for ninjas in (1, 0):
+            answer, ran, _, errors = library.run()
+            assert (answer, ran) == (41, ninjas) and errors.count("safecache:") == 1, errors
 
 
 @pytest.mark.skipif(not other_users_can_be(), reason="needs root, to become another user")
