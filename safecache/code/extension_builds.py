@@ -23,7 +23,16 @@ from safecache.settings import config
 from safecache.tiers import directory_faults
 from safecache.tiers.directory_faults import Immovable, Unsettled
 
-__all__ = ["admit", "build", "locked_late", "make_private_directory", "report_private_build", "run_ninja", "take_lock"]
+__all__ = [
+    "admit",
+    "build",
+    "check_file",
+    "locked_late",
+    "make_private_directory",
+    "report_private_build",
+    "run_ninja",
+    "take_lock",
+]
 
 # Where this process has built, or found out that nothing was to be built; and in which directory instead.
 _verified: Part[dict[str, str]] = Part(dict, inherit)
@@ -52,6 +61,12 @@ def take_lock() -> None:
     """Take the lock that locked_late() has postponed, if there is one. Raises what taking it raises."""
     if compiles.current.extension_lock is not None:
         compiles.current.extension_lock.take()
+
+
+def check_file(path: str) -> None:
+    """Raise FileExistsError if something else than a file is there, such as a FIFO, whose other end may never come."""
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise FileExistsError(errno.EEXIST, "it is no file", path)
 
 
 def run_ninja(

@@ -53,6 +53,11 @@ _CUDA = "cuda_home = "
 # What follows the path of a whole directory; nothing does at the end of a text.
 _ENDS = ("", "/", " ", "\n")
 _UNSEALED = (ours.FOLDER, ours.UNSEALED)
+# What compilers and linkers take from the environment, so that no command tells it.
+_VARIABLES = (
+    *("CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH", "LIBRARY_PATH", "COMPILER_PATH"),
+    *("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS", "NVCC_CCBIN"),
+)
 
 # The statements about what this process has built, by path: it may have no signing key to seal them with.
 _built: Part[dict[str, Mapping[str, Any]]] = Part(dict, inherit)
@@ -82,7 +87,7 @@ class Build:
         self._tools = tools
         # Of two directories that one path lies in, the inner one has to be replaced first.
         self._anchors = dict(sorted(anchors.items(), key=lambda each: len(each[0]), reverse=True))
-        self._steps = {step.output: step for step in ninja_files.parse_steps(text)}
+        self._steps = {step.output: step for step in ninja_files.parse_steps(text, directory)}
         self._parts = {part for step in self._steps.values() for part in step.parts}
         self._sources: dict[str, bytes] = {}
         # The paths of the headers that outputs were built from, by the name in their record, of what is verified.
@@ -100,12 +105,17 @@ class Build:
         return bool(self._steps) and all(map(self._is_sealed, self._targets))
 
     @property
+    def libraries(self) -> list[str]:
+        """Paths of its outputs that nothing else is made from."""
+        return [self._path(step.output) for step in self._targets]
+
+    @property
     def _targets(self) -> list[Step]:
         return [step for step in self._steps.values() if step.output not in self._parts]
 
     def is_missing(self) -> bool:
         """Tell whether an output that nothing else is made from does not exist."""
-        return not all(os.path.lexists(self._path(step.output)) for step in self._targets)
+        return not all(map(os.path.lexists, self.libraries))
 
     def settle(self) -> None:
         """Quarantine every output that ninja must not reuse.
@@ -189,7 +199,11 @@ class Build:
 
         Nobody knows those before it is built. Its record states them.
         """
-        return kept_code.locate(self._combined(step, self._digests({*step.sources, *self._tools})), ".so")
+        built_of = self._combined(step, self._digests({*step.sources, *self._tools}))
+        environment = config.environment()
+        # As stock does, an output where it was built stays what it is, however the environment changes.
+        told = [f"{name}={self._anchor(environment[name])}" for name in _VARIABLES if environment.get(name)]
+        return kept_code.locate("\n".join([built_of, *told]), ".so")
 
     def adoptions(self) -> list[tuple[str, Callable[[], bool]]]:
         """Return each output's path with a step that seals the output if ninja takes it for up to date.
@@ -462,7 +476,7 @@ def find_builds(root: str) -> Iterator[Build]:
 
 def plan(path: str, text: str) -> Build:
     """Return the Build for ``text``, the build.ninja at ``path``, whether that file exists yet or not."""
-    directory = os.path.dirname(os.path.realpath(path))
+    directory = os.path.realpath(os.path.dirname(path))
     cuda = next((line[len(_CUDA) :] for line in text.splitlines() if line.startswith(_CUDA)), os.devnull)
     anchors = {
         cuda: "$cuda",

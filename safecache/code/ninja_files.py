@@ -9,15 +9,18 @@ import shutil
 import stat
 import string
 import struct
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from safecache.files import opening
 
 __all__ = ["Deps", "Step", "check_file", "find_compilers", "parse_steps", "read_deps", "read_log"]
 
-# A space in a path is written "$ "; behind "|" are inputs that are not on the command line.
-_WORD = re.compile(r"(?:\$.|[^ $])+")
+# A space in a path is written "$ ", a colon "$:"; behind "|" are inputs that are not on the command line.
+_WORD, _ESCAPED = re.compile(r"(?:\$.|[^ $])+"), re.compile(r"\$([ :$])")
 _SEPARATORS = ("|", "||")
+# Of what a command names besides its inputs, what becomes part of its output.
+_LINKED = (".a", ".o", ".cubin")
 _LOG, _DEPS = ".ninja_log", ".ninja_deps"
 _DEPS_HEADER = b"# ninjadeps\n" + struct.pack("<i", 4)
 # Of the first word of a record in it, the bits that are its size; the last one tells a path from what an output needs.
@@ -27,8 +30,9 @@ _SIZE = 0x7FFFFFFF
 class Step(NamedTuple):
     """Describe a step of a build, with the steps that its output is made from.
 
-    ``parts``: the outputs of those. ``sources``: the inputs of all of them that no step makes. ``how``: what
-    build.ninja says about all of them. ``tells_headers``: whether its own compiler reports the headers that it reads.
+    ``parts``: the outputs of those. ``sources``: the inputs of all of them that no step makes, and the archives that
+    they are linked with. ``how``: what build.ninja says about all of them. ``tells_headers``: whether its own compiler
+    reports the headers that it reads.
     """
 
     output: str
@@ -45,18 +49,18 @@ class Deps(NamedTuple):
     headers: list[str]
 
 
-def parse_steps(text: str) -> list[Step]:
-    """Return the steps of a build.ninja, each after those that its output is made from."""
+def parse_steps(text: str, directory: str) -> list[Step]:
+    """Return the steps of ``directory``'s build.ninja, each after those that its output is made from."""
     rules = {block.split(None, 2)[1]: block for block in text.split("\n\n") if block.startswith("rule ")}
     lines, words = dict[str, str](), dict[str, list[str]]()
     for line in text.splitlines():
         output, separator, rest = line.removeprefix("build ").partition(": ")
         if line.startswith("build ") and separator:
-            output = output.replace("$ ", " ")
+            output = _unescaped(output)
             lines[output] = line
-            words[output] = [word.replace("$ ", " ") for word in _WORD.findall(rest)]
+            words[output] = [*map(_unescaped, _WORD.findall(rest))]
     common = [line for line in text.splitlines() if not line.startswith(("build ", "default "))]
-    found = dict[str, Step]()
+    found, linked = dict[str, Step](), [each for each in _find_linked(text, directory) if each not in words]
 
     def add(output: str) -> None:
         rule, *inputs = words[output]
@@ -65,10 +69,13 @@ def parse_steps(text: str) -> list[Step]:
             if each not in found:
                 add(each)
         parts = dict.fromkeys(part for each in made for part in (*found[each].parts, each))
-        own = (word for word in inputs if word not in words and word not in _SEPARATORS)
+        own = [word for word in inputs if word not in words and word not in _SEPARATORS]
+        tells_headers = "\n  deps = " in rules.get(rule, "")
+        if not tells_headers:
+            own += linked
         sources = dict.fromkeys([*(source for each in made for source in found[each].sources), *own])
         how = "\n".join([*map(lines.__getitem__, [*parts, output]), *common])
-        found[output] = Step(output, tuple(parts), tuple(sources), how, "\n  deps = " in rules.get(rule, ""))
+        found[output] = Step(output, tuple(parts), tuple(sources), how, tells_headers)
 
     for output in words:
         if output not in found:
@@ -78,13 +85,41 @@ def parse_steps(text: str) -> list[Step]:
 
 def find_compilers(text: str) -> tuple[str, ...]:
     """Return the paths of the compilers that build.ninja names, as far as they are found."""
-    variables: dict[str, str] = {}
-    for line in text.splitlines():
-        name, separator, value = line.partition(" = ")
-        if separator and not name.startswith(" "):
-            variables[name] = string.Template(value).safe_substitute(variables)
-    commands = (variables.get(name, "").split() for name in ("cc", "cxx", "nvcc"))
+    values = dict(_values(text))
+    commands = (values.get(name, "").split() for name in ("cc", "cxx", "nvcc"))
     return tuple(found for words in commands if words and (found := shutil.which(words[0])))
+
+
+def _values(text: str) -> Iterator[tuple[str, str]]:
+    """Yield the names in build.ninja, those of a rule or a step indented, and their values."""
+    known: dict[str, str] = {}
+    for line in re.sub(r"\$\n *", "", text).splitlines():
+        name, separator, value = line.partition(" = ")
+        if separator:
+            value = string.Template(value).safe_substitute(known)
+            yield name, value
+            if not name.startswith(" "):
+                known[name] = value
+
+
+def _find_linked(text: str, directory: str) -> Iterator[str]:
+    """Yield the paths of the archives and images that commands name besides their inputs; absent ones are left out."""
+    words = {_unescaped(word): None for _, value in _values(text) for word in _WORD.findall(value)}
+    places = [word[2:] for word in words if word.startswith("-L")]
+    for word in words:
+        if word.endswith(_LINKED):
+            candidates = [word]
+        elif word.startswith("-l"):
+            candidates = [os.path.join(place, f"lib{word[2:]}{end}") for place in places for end in (".so", ".a")]
+        else:
+            continue
+        found = next((path for path in candidates if os.path.exists(os.path.join(directory, path))), "")
+        if found.endswith(_LINKED):
+            yield found
+
+
+def _unescaped(word: str) -> str:
+    return _ESCAPED.sub(r"\1", word)
 
 
 def read_log(directory: str) -> set[str]:

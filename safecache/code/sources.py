@@ -153,9 +153,9 @@ def replace_cache(directory: str) -> str:
     return private
 
 
-def add_cache(directory: str) -> None:
-    """Register ``directory``: load_path() verifies files below it."""
-    _caches.now.add(os.path.join(os.path.realpath(directory), ""))
+def add_cache(path: str) -> None:
+    """Register a directory, or one file: load_path() verifies it and files below it."""
+    _caches.now.update(os.path.join(place, "") for place in (os.path.realpath(path), os.path.abspath(path)))
 
 
 def load_path(path: str, *, is_built: bool) -> str:
@@ -165,8 +165,9 @@ def load_path(path: str, *, is_built: bool) -> str:
     directory as well. Raises EntryRefusedError, in every mode, if nothing attests it. Raises OSError if the file or its
     record cannot be read.
     """
-    real = os.path.realpath(path)
-    if not real.startswith(tuple(_caches.now)):
+    real, caches = os.path.realpath(path), tuple(_caches.now)
+    # A link in a cache may lead out of it.
+    if not any(os.path.join(each, "").startswith(caches) for each in (real, os.path.abspath(path))):
         return path
     root = os.path.dirname(real)
     name = os.path.relpath(real, os.path.dirname(root)) if is_built else ""

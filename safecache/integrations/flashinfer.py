@@ -16,9 +16,9 @@ from unittest import mock
 from safecache import compiles
 from safecache.code import extension_builds, kept_code, lock_guards, ninja_builds, sources
 from safecache.code.ninja_builds import Build
-from safecache.files import ownership
+from safecache.files import ownership, private_directory
 from safecache.integrations import cute_dsl
-from safecache.patching.hook import verifier
+from safecache.patching.hook import PATH, hook, verifier
 from safecache.places.layout import CodeFile
 from safecache.session import Part, inherit
 from safecache.settings import config
@@ -41,9 +41,12 @@ __all__ = [
     "keep_sparse",
     "load_attested",
     "load_kda",
+    "load_library",
     "load_sparse",
     "open_library",
     "run_ninja",
+    "writable_workspace",
+    "write_ninja",
     "write_text",
 ]
 
@@ -53,6 +56,29 @@ _SOURCE = f"{_ROOT}/jit"
 _texts: Part[dict[str, str]] = Part(dict, inherit)
 # Held while FlashInfer's directory is another one.
 _replacing: Part[threading.Lock] = Part(threading.Lock)
+
+
+class _Workspace(type(Path())):  # type: ignore[misc]
+    """Path in place of another one, ``__wrapped__``."""
+
+    __wrapped__: Path
+
+
+@hook(
+    "flashinfer.jit.env:FLASHINFER_WORKSPACE_DIR",
+    PATH,
+    why="FlashInfer's import ends where it cannot write its log, even if all that it needs is in its workspace.",
+    issue=f"{_SOURCE}/core.py#L58",
+)
+def writable_workspace(path: Path, *, enabled: Callable[[], bool]) -> Path:
+    """The workspace, or a directory of this process if its log cannot be written; what is built lies elsewhere."""
+    log = path / "flashinfer_jit.log"
+    is_usable = directory_faults.objection(str(path)) is None and (
+        not log.exists() or os.access(log, os.W_OK, effective_ids=True)
+    )
+    workspace = _Workspace(path if is_usable else Path(private_directory.process_directory(), "flashinfer"))
+    workspace.__wrapped__ = path
+    return workspace
 
 
 @verifier(
@@ -65,12 +91,12 @@ def build_and_load(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs
 
     Raises what it does, and in strict mode CacheWriteError in place of a private build.
     """
-    loaded = instance.try_load()
-    if loaded is not None:
-        return loaded
     core, env = sys.modules["flashinfer.jit.core"], sys.modules["flashinfer.jit.env"]
     directory = os.path.realpath(env.FLASHINFER_JIT_DIR)
     try:
+        loaded = instance.try_load()
+        if loaded is not None:
+            return loaded
         path = str(instance.lock_path)
         # FlashInfer waits without end: so first as long as for torch's own.
         lock = core.FileLock(path, thread_local=False)
@@ -102,9 +128,40 @@ def load_attested(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs:
         or not os.path.exists(instance.jit_library_path)
     ):
         return loaded
-    with compiles.scope(is_planning=True):
-        instance.write_ninja()
+    try:
+        with compiles.scope(is_planning=True):
+            instance.write_ninja()
+    except Immovable:
+        return None  # build_and_load() then builds in another directory
     return instance.load() if _build_of(str(instance.ninja_path)).is_attested() else None
+
+
+@verifier(
+    "flashinfer.jit.core:JitSpecNvcc.write_ninja(self)",
+    why="FlashInfer follows a link in the place of an output, and builds and loads what it leads to.",
+    issue=f"{_SOURCE}/core.py#L511",
+)
+def write_ninja(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> None:
+    """JitSpecNvcc.write_ninja: quarantines such links first.
+
+    Raises EntryRefusedError in strict mode, and Immovable for one that cannot be quarantined.
+    """
+    directory = os.path.realpath(instance.build_dir)
+    for item in os.scandir(directory) if os.path.isdir(directory) else ():
+        if item.is_symlink() and item.name.endswith((".o", ".so")):
+            sources.settle_side_file(item.path, directory)
+    wrapped(*args, **kwargs)
+
+
+@verifier(
+    "flashinfer.jit.core:JitSpecNvcc.load(self, so_path=)",
+    why="FlashInfer loads whatever library lies in its workspace, without checking who built it.",
+    issue=f"{_SOURCE}/core.py#L601",
+)
+def load_library(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    """JitSpecNvcc.load: verifies a library in the workspace. Raises EntryRefusedError, in default mode too."""
+    sources.add_cache(sys.modules["flashinfer.jit.env"].FLASHINFER_JIT_DIR)
+    return wrapped(*args, **kwargs)
 
 
 @verifier(
@@ -118,6 +175,7 @@ def write_text(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: An
     def write(path: Any, content: str) -> None:
         _texts.now[str(path)] = content
         if not compiles.current.is_planning:
+            extension_builds.check_file(path)
             wrapped(path, content)
 
     write(*args, **kwargs)
@@ -151,9 +209,7 @@ def run_ninja(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
 
 def _build_of(ninja_file: str) -> Build:
     """The build of the module whose build.ninja, written or not, lies there."""
-    build = ninja_builds.plan(ninja_file, _texts.now[ninja_file])
-    sources.add_cache(os.path.dirname(ninja_file))
-    return build
+    return ninja_builds.plan(ninja_file, _texts.now[ninja_file])
 
 
 @verifier(
@@ -193,7 +249,7 @@ def attest_artifact(wrapped: Callable[..., Any], instance: Any, args: Any, kwarg
         content: bytes = wrapped(file_name, sha256, *rest, **named)
         directory = os.path.realpath(sys.modules["flashinfer.jit.env"].FLASHINFER_CUBIN_DIR)
         if hashlib.sha256(content).hexdigest() == sha256:  # FlashInfer can be told not to compare
-            attestations.attest_in_process(os.path.join(directory, file_name), content)
+            attestations.attest_in_process(os.path.realpath(os.path.join(directory, file_name)), content)
         sources.add_cache(directory)
         return content
 

@@ -9,10 +9,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from safecache.code import kept_code, sources
+from safecache.code import extension_builds, kept_code, sources
 from safecache.integrations import cute_dsl
 from safecache.patching.hook import verifier
+from safecache.places.layout import CodeFile
 from safecache.signing import keyring
+from safecache.store import gate
 from safecache.tiers.directory_faults import Immovable
 
 __all__ = [
@@ -73,7 +75,10 @@ def quack_lock(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: An
     """
     path = _object_of(instance)
     try:
-        wrapped(*args, **kwargs)
+        extension_builds.check_file(str(instance.lock_path))
+        # Whoever holds the lock: what is attested is whole.
+        if instance.exclusive or not gate.is_attested(CodeFile(path, os.path.dirname(path))):
+            wrapped(*args, **kwargs)
     except OSError as error:
         if instance.exclusive:
             cute_dsl.fail_write(path, error, _VARIABLE)

@@ -80,6 +80,7 @@ def lock(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> 
         against = directory_faults.objection(os.path.dirname(path))
         if against is not None:
             raise PermissionError(errno.EACCES, against, path)
+        extension_builds.check_file(path)
         lock_guards.wait(path, -1.0, attempt)
 
     return instance if lock_guards.guard(instance, path, take, instance.release) else wrapped(*args, **kwargs)
@@ -107,6 +108,7 @@ def write_source(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: 
         compiles.current.written = content
         if sources.text_at(path) != content:
             extension_builds.take_lock()
+            extension_builds.check_file(path)
             wrapped(path, content)
 
     write(*args, **kwargs)
@@ -126,7 +128,8 @@ def build_ninja(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: A
 
     def build(build_dir: str) -> None:
         planned = ninja_builds.plan(os.path.join(build_dir, "build.ninja"), compiles.current.written)
-        sources.add_cache(build_dir)
+        for library in planned.libraries:  # in a directory that the caller names may lie others, of the caller's own
+            sources.add_cache(library)
         extension_builds.run_ninja([planned], build_dir, lambda: wrapped(build_dir), is_exclusive=True)
 
     build(*args, **kwargs)

@@ -16,6 +16,7 @@ __all__ = [
     "BUILTIN_OPEN",
     "IMPORTLIB_MODULE",
     "OS_MODULE",
+    "PATH",
     "PICKLABLE_LAUNCHERS",
     "PICKLE_MODULE",
     "SYMPY_MODULE",
@@ -37,9 +38,9 @@ TORCH_FROM = (2, 11)
 TORCH_UNTIL = (2, 16)
 TRITON_FROM = (3, 6)
 TRITON_UNTIL = (3, 10)
-# In place of a signature: the symbol is a module global, which a proxy replaces.
+# In place of a signature: the symbol is a module global, a module or a path, which a proxy replaces.
 PICKLE_MODULE, OS_MODULE, TORCH_MODULE = "<module pickle>", "<module os>", "<module torch>"
-SYMPY_MODULE, IMPORTLIB_MODULE = "<module sympy>", "<module importlib>"
+SYMPY_MODULE, IMPORTLIB_MODULE, PATH = "<module sympy>", "<module importlib>", "<path>"
 # The marker in the modules that the source patch picklable-launchers changes.
 PICKLABLE_LAUNCHERS = "_safecache_picklable_launchers"
 # The signature of a built-in function, which the module calls and does not have.

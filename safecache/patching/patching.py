@@ -6,6 +6,7 @@ import builtins
 import contextlib
 import copy
 import inspect
+import os
 import pkgutil
 import sys
 import types
@@ -83,8 +84,8 @@ def _chain(outermost: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def wrapped(original: Any, function: Any, enabled: Callable[[], bool]) -> Any:
-    """Return ``original``, a function or a module, wrapped by the hook ``function``, on while ``enabled()``."""
-    if isinstance(original, types.ModuleType):
+    """Return ``original``, a function, module or path, wrapped by the hook ``function``, on while ``enabled()``."""
+    if isinstance(original, (types.ModuleType, os.PathLike)):
         return function(original, enabled=enabled)
     return _Wrapper(original, function, enabled=enabled)
 
@@ -259,6 +260,8 @@ def signature_of(original: Any) -> str:
     """Return the signature in the notation of the table; for a module, its name."""
     if isinstance(original, types.ModuleType):
         return f"<module {original.__name__}>"
+    if isinstance(original, os.PathLike):
+        return hooks.PATH
     function = getattr(original, "__func__", original)
     if type(function) is types.FunctionType and not vars(function):
         return _signature_of_plain(function)

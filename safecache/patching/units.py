@@ -197,6 +197,7 @@ UNITS = [
                 "flashinfer.jit.cpp_ext",
                 "flashinfer.jit.cubin_loader",
                 "flashinfer.jit.cute_dsl_core",
+                "flashinfer.jit.env",
                 "flashinfer.kda_kernels.tirx.cache",
             ),
         },

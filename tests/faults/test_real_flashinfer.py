@@ -18,6 +18,7 @@ from conftest import SOURCE, needs_root
 
 from faults import small_disks
 from faults.built_modules import BuiltModule
+from faults.users import GROUP, as_user, other_users_can_be, share_key
 from safecache.testing import damage, isolated
 
 pytest.importorskip("flashinfer", reason="needs flashinfer-python")
@@ -135,11 +136,13 @@ def test_workspace_where_others_can_write_is_left_alone(run, tmp_path):
 
 
 @contextmanager
-def mounted_workspace(environment):
-    """Where FlashInfer keeps what it compiles is a file system of its own; beside it is a log that each import opens."""
-    ends_in_it = [sys.executable, "-c", "from flashinfer.jit import env; print(env.FLASHINFER_JIT_DIR)"]
+def mounted_workspace(environment, options="size=20m"):
+    """Where FlashInfer keeps what it compiles, and a log that each import opens, is a file system of its own."""
+    ends_in_it = [sys.executable, "-c", "from flashinfer.jit import env; print(env.FLASHINFER_WORKSPACE_DIR)"]
     found = subprocess.run(ends_in_it, env=environment, capture_output=True, text=True, check=True)
-    with small_disks.mounted(Path(found.stdout.strip()), "size=20m") as directory:
+    directory = Path(found.stdout.strip())
+    shutil.rmtree(directory)
+    with small_disks.mounted(directory, options):
         yield directory
 
 
@@ -319,24 +322,47 @@ def test_warm_start_runs_no_ninja_and_writes_nothing(library):
 
 
 @pytest.mark.parametrize("name", ["probe.so", "ops_probe.o"])
-@pytest.mark.parametrize("how", ["planted", "truncated", "stock"])
+@pytest.mark.parametrize("how", ["planted", "linked", "truncated", "stock"])
 def test_library_that_does_not_verify_is_built_anew(library, name, how):
     library.run(*(["stock"] if how == "stock" else []))
     path = library.built / name
     if how != "stock":
         library.kept.unlink()
-    if how == "planted":
-        library.compile_trojan(path)
+    if how in ("planted", "linked"):
+        place = library.base / f"planted{path.suffix}" if how == "linked" else path
+        library.compile_trojan(place)
+        if how == "linked":
+            path.unlink()
+            path.symlink_to(place)
     elif how == "truncated":
         os.truncate(path, path.stat().st_size // 2)
     if name.endswith(".o"):
         (library.built / "probe.so").unlink()
         os.utime(path, ns=((library.built / "ops_kernel.cuda.o").stat().st_mtime_ns,) * 2)
-    reason = "unsealed" if how == "stock" else "damaged"
+    reason = {"stock": "unsealed", "linked": "not a file"}.get(how, "damaged")
     answer, ninjas, stats, errors = library.run()
     assert (answer, ninjas) == (41, 1) and f"[{reason}]" in errors and stats[reason], (stats, errors)
     answer, ninjas, _, errors = library.run()
     assert (answer, ninjas) == (41, 0) and "safecache:" not in errors, errors
+
+
+def test_what_is_no_file_is_not_waited_for(library):
+    library.run()
+    (library.built / "build.ninja").unlink()
+    os.mkfifo(library.built / "build.ninja")
+    library.write_header(42)
+    answer, ninjas, _, errors = library.run()
+    assert (answer, ninjas) == (42, 1) and "it is no file" in errors, errors
+
+
+def test_planted_library_is_not_loaded_where_none_is_built(library):
+    library.run()
+    load = LIBRARY.replace("build_and_load()", "load()")
+    (library.base / "program.py").write_text(load)
+    assert library.run()[0] == 41
+    library.compile_trojan(library.built / "probe.so")
+    with pytest.raises(AssertionError, match="EntryRefusedError: safecache: not loading "):
+        library.run()
 
 
 def test_header_that_was_replaced_by_an_older_one_is_noticed(library):
@@ -408,3 +434,21 @@ def test_library_whose_directory_cannot_be_written_ends_nothing(library, fault):
         assert (answer, ninjas) == (41, fault != "read-only") and errors.count("safecache:") <= 2, errors
         answer, _, _, errors = library.run()
         assert answer == 41 and errors.count("safecache:") <= 2, errors
+
+
+@needs_root
+def test_workspace_from_which_no_code_can_be_loaded_ends_nothing(library):
+    with mounted_workspace(library.environment, "size=20m,noexec"):
+        for ninjas in (1, 0):
+            answer, ran, _, errors = library.run()
+            assert (answer, ran) == (41, ninjas) and errors.count("safecache:") == 1, errors
+
+
+@pytest.mark.skipif(not other_users_can_be(), reason="needs root, to become another user")
+def test_workspace_of_root_starts_as_any_for_a_user(library):
+    share_key(library)
+    library.run()
+    for directory in [library.base, *library.base.parents]:
+        directory.chmod(directory.stat().st_mode | 0o005)
+    answer, ninjas, _, errors = library.run(within=as_user(1000, GROUP))
+    assert (answer, ninjas) == (41, 0) and "safecache:" not in errors, errors

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import subprocess
@@ -117,6 +118,24 @@ def test_object_that_does_not_verify_is_replaced(run, tmp_path, how, reason):
     assert hit is (how != "stock") and stats[reason] == 1 and f"[{reason}]" in errors, (stats, errors)
     hit, stats, errors = run("here")
     assert hit and reason not in stats, (stats, errors)
+
+
+@pytest.mark.parametrize("is_warm", [True, False], ids=["warm", "cold"])
+def test_lock_that_is_held_or_no_file_holds_nobody_up(run, tmp_path, is_warm):
+    run("here")
+    lock = cached(tmp_path).with_suffix(".lock")
+    if is_warm:
+        with lock.open() as held:
+            fcntl.flock(held, fcntl.LOCK_EX)
+            hit, _, errors = run("here")
+    else:
+        lock.unlink()
+        os.mkfifo(lock)
+        cached(tmp_path).unlink()
+        for copy in (tmp_path / "cache").glob("??/c*.o"):
+            copy.unlink()
+        hit, _, errors = run("here")
+    assert hit is is_warm and ("it is no file" in errors) is not is_warm, errors
 
 
 @needs_root

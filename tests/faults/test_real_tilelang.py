@@ -194,6 +194,29 @@ def test_what_does_not_verify_is_made_anew_once(full, how):
     assert answer.result == 0 and answer.warnings == [], answer
 
 
+def link_to(path, target):
+    path.rename(target)
+    path.symlink_to(target)
+
+
+NO_FILES = {
+    "link": link_to,
+    "FIFO": lambda path, aside: (path.rename(aside), os.mkfifo(path)),
+    "directory": lambda path, aside: (path.rename(aside), path.mkdir()),
+}
+
+
+@pytest.mark.parametrize("name", ["kernel_lib.so", "params.json", "manifest.json"])
+@pytest.mark.parametrize("how", NO_FILES)
+def test_kernel_of_which_something_is_no_file_is_made_anew_once(full, how, name):
+    path = full.find(name)
+    NO_FILES[how](path, full.home.base / "aside")
+    answer = full.made()
+    assert answer.result == 1, answer
+    answer = full.made()
+    assert answer.result == 0 and answer.warnings == [], answer
+
+
 @pytest.mark.parametrize("what", SCENES)
 def test_what_stock_tilelang_has_built_is_built_again_once(built, what):
     answer = built.made(what)

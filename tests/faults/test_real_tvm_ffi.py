@@ -131,6 +131,56 @@ def test_library_that_was_built_in_another_directory_is_not_built_again(place, h
         assert (answer, ninjas) == (42, ran) and "safecache:" not in errors, errors
 
 
+CALLED = EXPORTED.replace("int answer() { return ANSWER; }", 'extern "C" int call(); int answer() { return call(); }')
+HOW = 'how = {"extra_include_paths": ["include"]'
+EMBEDDED = """
+extern "C" const char __tvm_ffi__cubin_image[];
+int answer() { return __tvm_ffi__cubin_image[0]; }
+"""
+
+
+def archive(place, answer, flags):
+    (place.base / "called.c").write_text(f"int call(void) {{ return {answer}; }}\n")
+    build = "cc -fPIC -c called.c -o called.o && rm -f libcalled.a && ar rc libcalled.a called.o"
+    subprocess.run(build, shell=True, cwd=place.base, check=True)
+    (place.base / "probe.cpp").write_text(CALLED)
+    (place.base / "program.py").write_text(PROGRAM.replace(HOW, f'{HOW}, "extra_ldflags": {flags!r}'))
+    return ["files"], {}
+
+
+def image(place, answer):
+    (place.base / "inline.cpp").write_text(EMBEDDED)
+    text = PROGRAM.replace(HOW, f'{HOW}, "embed_cubin": {{"image": bytes([{answer}] * 9)}}')
+    (place.base / "program.py").write_text(text)
+    return ["inline"], {}
+
+
+def search_path(place, answer):
+    directory = place.base / f"include{answer}"
+    directory.mkdir()
+    (directory / "answer.h").write_text(f"#define ANSWER {answer}\n")
+    (place.base / "program.py").write_text(PROGRAM.replace(HOW, "how = {"))
+    return ["files"], {"CPATH": str(directory)}
+
+
+OTHER = {
+    "archive": lambda place, answer: archive(place, answer, [str(place.base / "libcalled.a")]),
+    "archive by its name": lambda place, answer: archive(place, answer, [f"-L{place.base}", "-lcalled"]),
+    "embedded image": image,
+    "search path": search_path,
+}
+
+
+@pytest.mark.parametrize("what", OTHER)
+def test_library_that_was_built_of_something_else_is_built_again(place, what):
+    """What neither the command nor a compiler tells."""
+    for answer in (41, 42):
+        place.cache = place.base / f"libraries{answer}"
+        words, settings = OTHER[what](place, answer)
+        assert place.run(*words, **place.location, **settings)[:2] == (answer, 1)
+        assert place.run(*words, **place.location, **settings)[:2] == (answer, 0)
+
+
 @pytest.mark.parametrize("fault", ["planted", "another's", "truncated", "unsealed"])
 def test_kept_library_that_does_not_verify_is_built_again(place, fault):
     place.run("files")
@@ -261,8 +311,22 @@ def test_library_that_nobody_built_is_not_loaded(place):
     shutil.copy2(place.built / "probe.so", other)
     assert load(place.built / "probe.so").stdout == "41\n", "as SGLang does"
     assert "EntryRefusedError" in load(other).stderr
+    other.unlink()
+    other.symlink_to(shutil.copy2(place.built / "probe.so", place.base / "elsewhere.so"))
+    assert "EntryRefusedError" in load(other).stderr, "wherever a link leads"
     done = load(shutil.copy2(place.built / "probe.so", place.base / "own.so"))
     assert done.stdout == "41\n", done.stderr
+
+
+def test_own_library_beside_a_build_is_loaded(place):
+    """In a directory that is named as the build's, which is no cache."""
+    loaded = 'tvm_ffi.load_module(__import__("shutil").copy("probe.so", "./own.so"))'
+    text = PROGRAM.replace(HOW, f'{HOW}, "build_directory": "."').replace("module.answer()", f"{loaded}.answer()")
+    (place.base / "program.py").write_text(text)
+    assert place.run("files")[0] == 41
+    place.compile_trojan(place.base / "probe.so")
+    answer, _, _, errors = place.run("files")
+    assert answer == 41 and "[damaged]" in errors, errors
 
 
 @pytest.mark.parametrize("how", ["inline", "files"])
@@ -284,6 +348,12 @@ def test_times_and_ninjas_own_files_decide_nothing(place):
     assert place.run("files")[:2] == (41, 0)
 
 
+def test_colon_in_a_path_builds_nothing_again(tmp_path):
+    (tmp_path / "a:b").mkdir()
+    place = Library(tmp_path / "a:b")
+    assert [place.run("files")[:2] for _ in range(2)] == [(41, 1), (41, 0)]
+
+
 @pytest.mark.parametrize("how", ["inline", "files"])
 def test_cache_that_moved_is_used(place, how):
     place.run(how)
@@ -300,6 +370,27 @@ def test_attested_library_is_loaded_whoever_holds_the_lock(place):
         fcntl.flock(lock, fcntl.LOCK_EX)
         answer, ninjas, _, errors = place.run("files")
     assert (answer, ninjas) == (41, 0) and "safecache:" not in errors, errors
+
+
+def test_link_in_the_place_of_build_ninja_leads_to_no_other_build(place):
+    place.run("files")
+    other = place.base / "other"
+    shutil.copytree(place.built, other)
+    (place.built / "build.ninja").unlink()
+    (place.built / "build.ninja").symlink_to(other / "build.ninja")
+    place.compile_trojan(place.built / "probe.so")
+    answer, _, stats, errors = place.run("files")
+    assert answer == 41 and stats["damaged"] == 1, errors
+
+
+@pytest.mark.parametrize("name", ["lock", "build.ninja"])
+def test_what_is_no_file_is_not_waited_for(place, name):
+    place.run("files")
+    (place.built / name).unlink()
+    os.mkfifo(place.built / name)
+    place.write_header(42)
+    answer, ninjas, _, errors = place.run("files")
+    assert (answer, ninjas) == (42, 1) and "it is no file" in errors, errors
 
 
 @pytest.fixture

@@ -67,6 +67,7 @@ MODULES = (
     "flashinfer.jit.cpp_ext",
     "flashinfer.jit.cubin_loader",
     "flashinfer.jit.cute_dsl_core",
+    "flashinfer.jit.env",
     "deep_gemm.cuda_helpers",
     "sglang.srt.layers.deep_gemm_wrapper.compile_utils",
     "vllm.utils.deep_gemm",

@@ -13,3 +13,9 @@ class JitSpec:
 class JitSpecNvcc(JitSpec):
     def try_load(self):
         return torch.called("try_load")
+
+    def write_ninja(self):
+        torch.called("write_ninja")
+
+    def load(self, so_path=None):
+        return torch.called("load")

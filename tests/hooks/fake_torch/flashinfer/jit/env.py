@@ -1,0 +1,4 @@
+import tempfile
+from pathlib import Path
+
+FLASHINFER_WORKSPACE_DIR = Path(tempfile.gettempdir())
