@@ -150,7 +150,7 @@ def report_private_build(name: str, directory: str, private: str, why: str, vari
     ``variable``: the environment variable that names another directory. Raises the reason's error in strict mode.
     """
     message = f"cannot use the build directory {directory}"
-    remedy = f"Built {name} in {private}. Help: remove the file in the way, or set {variable} to another directory"
+    remedy = f"Built {name} in {private}. Help: export {variable}=DIR  # or mend what is wrong there"
     events.report(Reason.UNUSABLE_DIRECTORY, message, why=why, cause=directory, remedy=remedy, error=error)
 
 
