@@ -120,9 +120,9 @@ class VerifierError(SafecacheError):
 
 
 class PackRefusedError(SafecacheError):
-    """Pack that is not used. The message names the pack, ``why`` and the ``remedy``; ``reason``: a Reason's value."""
+    """Pack that is not used. The message names ``pack``, ``why`` and ``remedy``; ``reason``: the value of a Reason."""
 
-    reason = why = remedy = ""
+    reason = why = remedy = pack = ""
 
 
 class TritonCompileCrash(SafecacheError, RuntimeError):

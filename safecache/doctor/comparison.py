@@ -111,7 +111,9 @@ def check_records(baseline: Baseline) -> Iterator[Difference]:
     if baseline.refusal:
         error, reason = baseline.refusal, Reason(baseline.refusal.reason)
         remedy = _REMEDIES.get(reason, "safecache copy here PACK  # on the machine that has the cache")
-        yield Difference("the pack", "sealed there", str(error), remedy, True, reason, "is refused", error.why)
+        yield Difference(
+            f"the pack {error.pack}", "sealed there", str(error), remedy, True, reason, "is refused", error.why
+        )
         return
     why, remedy = "", "safecache warm -- CMD  # with this release of safecache active"
     if baseline.groups and not baseline.keys.get("recorded"):

@@ -121,7 +121,7 @@ class Pack:
 def refused(path: str, why: str, reason: Reason = Reason.DAMAGED, remedy: str = "") -> PackRefusedError:
     """Return the error for a pack that is not used."""
     error = PackRefusedError(f"cannot use pack {path}: {why}.{f' {remedy}' if remedy else ''}")
-    error.reason, error.why, error.remedy = reason.value, why, remedy
+    error.reason, error.why, error.remedy, error.pack = reason.value, why, remedy, path
     return error
 
 

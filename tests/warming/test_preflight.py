@@ -355,13 +355,13 @@ def test_pack_is_judged_by_its_manifest_alone(copied, pack, zygote):
 def test_pack_of_another_key_or_altered_says_nothing_but_that(copied, pack, other):
     said = copied.say("preflight", str(pack), **other)
     assert said.returncode == 1 and "SAFECACHE_KEY_FILE" in said.stdout, said.stdout
-    assert said.stdout.startswith("misses: the pack is refused [unknown key]: sealed by key ")
+    assert said.stdout.startswith(f"misses: the pack {pack} is refused [unknown key]: sealed by key ")
     assert said.stdout.count("misses:") == 1
     content = bytearray(pack.read_bytes())
     content[40] ^= 1
     pack.write_bytes(content)
     report = copied.check(pack)
-    assert report["misses"] and [what for what, *_ in told(report)] == ["the pack"]
+    assert report["misses"] and [what for what, *_ in told(report)] == [f"the pack {pack}"]
 
 
 def test_packs_that_are_merged_keep_what_both_were_made_with(copied, pack, mixed):
