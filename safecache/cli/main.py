@@ -160,7 +160,7 @@ def _section(text: str, anchor: str) -> str | None:
     lines = text.splitlines(keepends=True)
     heads = [(each.map[0], each.tag) for each in Markdown(text).parsed if each.type == "heading_open" and each.map]
     for number, (start, level) in enumerate(heads):
-        if kinds.anchor(lines[start].strip("# \n")) == anchor:
+        if kinds.make_anchor(lines[start].strip("# \n")) == anchor:
             end = next((line for line, other in heads[number + 1 :] if other <= level), None)
             return "".join(lines[start:end])
     return None

@@ -225,7 +225,7 @@ def check_remote(_: Mapping[str, str]) -> Iterator[Finding]:
         return
     yield from _in_clear(url, shown)
     try:
-        store = stores.connected(url, stores.terms(config.current())._replace(connect=_TIMEOUT, timeout=_TIMEOUT))
+        store = stores.connected(url, stores.make_terms(config.current())._replace(connect=_TIMEOUT, timeout=_TIMEOUT))
         first, took = _times(store)
     except Exception as error:
         said = f"{type(error).__name__}: {client.first_error_line(error, url).rstrip('.')}"

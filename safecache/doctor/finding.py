@@ -40,7 +40,7 @@ class Finding(NamedTuple):
         """Message of one line, as events.report() forms it."""
         remedy = f"Help: {self.remedy}" if self.remedy else ""
         page = "" if self.severity == "ok" else f" (see safecache help doctor#{self.code})"
-        return events.compose(self.what, self.code, self.why, f"{remedy}{page}".lstrip())
+        return events.compose_message(self.what, self.code, self.why, f"{remedy}{page}".lstrip())
 
 
 class Difference(NamedTuple):
@@ -70,7 +70,9 @@ class Difference(NamedTuple):
         shown = f'baked "{self.baked}", here "{self.here}"' if self.baked != self.here else "the values are not shown"
         effect = "Recompiling here" if self.misses else "Entries may hit all the same"
         remedy = f"Help: {self.remedy} (see {self.reason.help})"
-        return events.compose(f"{self.what} {self.state}", self.reason.value, f"{self.why or shown}. {effect}", remedy)
+        return events.compose_message(
+            f"{self.what} {self.state}", self.reason.value, f"{self.why or shown}. {effect}", remedy
+        )
 
 
 ok = partial(Finding, "ok")  # a check passed

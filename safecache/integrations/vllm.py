@@ -59,7 +59,7 @@ def load_model(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: An
             is_usable = compile_scopes.all_hit(found is not None, _find_tensor_parallel_ranks())
         if found is not None and not is_usable:
             why, remedy = "another rank of its group has none to use", "Help: give every rank the same cache directory"
-            text = events.compose("the loaded model is not used", Reason.OTHER_RANK_MISSED.value, why, remedy)
+            text = events.compose_message("the loaded model is not used", Reason.OTHER_RANK_MISSED.value, why, remedy)
             events.log_line(logging.WARNING, f"safecache: {text} (see {Reason.OTHER_RANK_MISSED.help})")
         return found if is_usable else None
 

@@ -266,7 +266,7 @@ def client_for_url(url: str, who: object, connect: _Connect) -> Client:
 def _kept(
     url: str, chosen: config.Config, who: object = None, *, in_background: bool = False, connect: _Connect | None = None
 ) -> Client:
-    terms = stores.terms(chosen, _LEISURE if in_background else 1)
+    terms = stores.make_terms(chosen, _LEISURE if in_background else 1)
     clients, key = _state.now.clients, (url, terms, who, in_background)
     if key not in clients:
         if connect is None and extras.report(url):

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 from safecache.remote import extras
 from safecache.settings import config
 
-__all__ = ["END", "Oversized", "Store", "Stored", "Terms", "connected", "prefix", "store_from_client", "terms"]
+__all__ = ["END", "Oversized", "Store", "Stored", "Terms", "connected", "make_terms", "prefix", "store_from_client"]
 
 
 # Bytes at the end of a content that tell it from others: ours end in a seal.
@@ -43,7 +43,7 @@ class Terms(NamedTuple):
     ttl: int | None = None
 
 
-def terms(chosen: config.Config, leisure: float = 1) -> Terms:
+def make_terms(chosen: config.Config, leisure: float = 1) -> Terms:
     """Return the terms that these settings have for a remote, with ``leisure`` times their seconds."""
     seconds = chosen.remote_connect * leisure, chosen.remote_timeout * leisure
     return Terms(*seconds, chosen.remote_max_bytes, chosen.remote_password_file, chosen.remote_ttl)

@@ -31,7 +31,7 @@ __all__ = [
     "add_refusal",
     "artifact",
     "claim_warning",
-    "compose",
+    "compose_message",
     "count",
     "counters",
     "decide",
@@ -215,7 +215,7 @@ def report(
 ) -> None:
     """Count and trace ``reason``; then, as the policy says, warn once for this reason and ``cause``, or raise.
 
-    The line is that of compose(), and ends in the command that prints the reason's part of the guide.
+    The line is that of compose_message(), and ends in the command that prints the reason's part of the guide.
 
     A repeated or silent report is logged at DEBUG level: TORCH_LOGS=+safecache shows it. In strict mode raises the
     SafecacheError that the policy names for this reason, with ``error`` as its cause.
@@ -224,7 +224,7 @@ def report(
     what = f"{message}: {why}." if why else message
     artifact(reason.value, {"reason": reason.value, "what": what, "cause": cause, "remedy": remedy})
     action = decide(reason, strict=config.current().strict)
-    text = printable(f"safecache: {compose(message, reason.value, why, remedy)}")
+    text = printable(f"safecache: {compose_message(message, reason.value, why, remedy)}")
     if action.error is not None:
         raise_strict(action.error(f"{text} (see {reason.help})"), error)
     if claim_warning((reason, cause)) and action.warn:
@@ -233,7 +233,7 @@ def report(
         log_line(logging.DEBUG, text)
 
 
-def compose(message: str, code: str, why: str, remedy: str) -> str:
+def compose_message(message: str, code: str, why: str, remedy: str) -> str:
     """Return ``message [code]: why. remedy``, the form of each message.
 
     ``message``: subject and state. ``remedy``: what safecache does, and what the user can do.

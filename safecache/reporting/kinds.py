@@ -22,7 +22,7 @@ __all__ = [
     "Reason",
     "SealedName",
     "Travel",
-    "anchor",
+    "make_anchor",
 ]
 
 
@@ -104,10 +104,10 @@ class Reason(Enum):
     @property
     def help(self) -> str:
         """Command that prints what the reason means and how to fix it."""
-        return f"safecache help errors#{anchor(self.value)}"
+        return f"safecache help errors#{make_anchor(self.value)}"
 
 
-def anchor(heading: str) -> str:
+def make_anchor(heading: str) -> str:
     """Return the anchor by which a link leads to the section with this heading, as GitHub makes it."""
     return "".join(each for each in heading.lower() if each.isalnum() or each in "_- ").replace(" ", "-")
 

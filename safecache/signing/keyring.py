@@ -102,6 +102,7 @@ class Keyring(NamedTuple):
 
     ``fresh``: the signing key was just generated. ``trusted``: all known keys by id, revoked and expired ones included.
     ``refused``: why key files are refused, by id. ``problems``: those texts, and others about the keyring directory.
+    ``is_verifier``: SAFECACHE_KEY_FILE is a public key, so that this process verifies and never seals.
     """
 
     signing: Key | None
@@ -110,6 +111,7 @@ class Keyring(NamedTuple):
     trusted: Mapping[bytes, Key] = MappingProxyType({})
     refused: Mapping[bytes, str] = MappingProxyType({})
     problems: tuple[str, ...] = ()
+    is_verifier: bool = False
 
     def objection(self) -> str:
         """Return why these keys can verify nothing at all; empty if they can verify something."""
@@ -118,11 +120,6 @@ class Keyring(NamedTuple):
         if any(self.find(key.id) is not None and key.objection(now) is None for key in held):
             return ""
         return self.problem or "no key is trusted"
-
-    @property
-    def is_verifier(self) -> bool:
-        """Tell whether SAFECACHE_KEY_FILE is a public key, so that this process verifies and never seals."""
-        return "only the public part" in self.problem
 
     @property
     def attesting(self) -> Key:
@@ -240,15 +237,16 @@ def _join(own: _Own, shelf: Shelf) -> Keyring:
         # It may hold a revocation of any key, so none is used until it can be read.
         return Keyring(None, problem=shelf.broken, problems=(shelf.broken,))
     trusted, problem = dict(shelf.keys), own.problem
-    key = own.key
+    key, is_verifier = own.key, False
     if key is not None and key.id in shelf.refused:
         problem, key = shelf.refused[key.id], None
     if key is not None:
         key = _with_listed(key, trusted.get(key.id))
         trusted[key.id] = key
         if not key.can_seal:
-            problem, key = f"SAFECACHE_KEY_FILE holds only the public part of key {key.id.hex()}", None
-    return Keyring(key, own.fresh, problem, MappingProxyType(trusted), shelf.refused, shelf.problems)
+            problem, is_verifier = f"SAFECACHE_KEY_FILE holds only the public part of key {key.id.hex()}", True
+            key = None
+    return Keyring(key, own.fresh, problem, MappingProxyType(trusted), shelf.refused, shelf.problems, is_verifier)
 
 
 def _with_listed(key: Key, listed: Key | None) -> Key:

@@ -54,6 +54,12 @@ SETTINGS = {
 # Of the environment, these are not for the engines: each gets its own.
 OURS = ("FLASHINFER_", "SAFECACHE", "SGLANG_", "SGL_", "TORCHINDUCTOR_", "TRITON_", "VLLM_", "XDG_")
 
+# How the place of a cache is mounted.
+DISKS = {
+    "read-only": "mount --bind {0} {0}; mount -o remount,bind,ro {0}; ",
+    "full disk": "mount -t tmpfs -o size=1m none {0}; head -c 2M /dev/zero > {0}/full || :; ",
+}
+
 
 @dataclass(frozen=True)
 class Server:
@@ -251,16 +257,12 @@ class Arm:
 
     def mounts(self, disk):
         """What runs a command for which the caches are on such a ``disk``; its temporary directory is a new one."""
-        if disk not in ("read-only", "full disk"):
+        if disk not in DISKS:
             return []
         shutil.rmtree(self.base / "tmp")
         (self.base / "tmp").mkdir()
         places = [place for place in (self.caches, self.base / "home" / ".triton") if place.exists()]
-        how = {
-            "read-only": "mount --bind {0} {0}; mount -o remount,bind,ro {0}; ",
-            "full disk": "mount -t tmpfs -o size=1m none {0}; head -c 2M /dev/zero > {0}/full || :; ",
-        }[disk]
-        mounted = "".join(how.format(place) for place in places)
+        mounted = "".join(DISKS[disk].format(place) for place in places)
         return ["unshare", "-m", "sh", "-ec", f'{mounted}exec "$@"', "sh"]
 
 

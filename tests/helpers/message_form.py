@@ -15,21 +15,9 @@ FORM = re.compile(
     rf"(?:{SUBJECTS}).*? \[(?P<code>[a-z-]+)\]: (?P<why>.+?)\.( Help: (?P<help>.+?))?( \(see (?P<see>.+)\))?"
 )
 COMMANDS = {
-    *("apt-get", "chmod", "env", "export", "find", "install", "ldconfig", "ls", "mount", "mv", "nvidia-smi", "pip"),
-    *(
-        "python",
-        "rm",
-        "safecache",
-        "timedatectl",
-        "timeout",
-        "ulimit",
-        "umask",
-        "unset",
-        "dnf",
-        "zypper",
-        "apk",
-        "pacman",
-    ),
+    *("apk", "apt-get", "chmod", "dnf", "env", "export", "find", "install", "ldconfig", "ls", "mount", "mv"),
+    *("nvidia-smi", "pacman", "pip", "python", "rm", "safecache", "timedatectl", "timeout", "ulimit", "umask"),
+    *("unset", "zypper"),
 }
 
 
