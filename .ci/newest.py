@@ -76,8 +76,10 @@ class Sources:
                 for alias in node.names:
                     if (alias.asname or alias.name) == name:
                         return self._imported(module, node, alias.name)
-            if isinstance(node, ast.Assign) and name in (getattr(target, "id", "") for target in node.targets):
-                return module, node
+            if isinstance(node, (ast.Assign, ast.AnnAssign)):
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                if name in (getattr(target, "id", "") for target in targets):
+                    return module, node
         return None
 
     def _imported(self, module: str, node: ast.ImportFrom | ast.Import, name: str) -> tuple[str, ast.AST] | None:

@@ -72,6 +72,7 @@ def test_problems_are_lines_with_package_version_unit_and_name(tmp_path):
 SOURCES = """
 import other
 from .below import moved as renamed
+PLACE: str = "/"
 
 class Base:
     def inherited(self, a, *, b=1): ...
@@ -100,6 +101,7 @@ def test_definitions_are_found_through_imports_bases_and_conditions(tmp_path):
         return newest.signature(node) if hasattr(node, "args") else (module, type(node).__name__)
 
     assert (of("renamed"), of("other"), of("late")) == ("x, y=", ("other", "Import"), "a, b=")
+    assert of("PLACE") == ("upstream.package", "AnnAssign")
     _, derived = sources.find("upstream.package", "Derived")
     found = [
         newest.signature(sources.method("upstream.package", derived, name)) for name in ("inherited", "conditional")
