@@ -205,3 +205,17 @@ def test_second_host_with_an_empty_cache_starts_warm(warmed, tmp_path):
     assert "model hit" not in said[0] and said[1]["model hit"] == 1, said
     assert not [name for name in said[1] if " miss" in name and name != "remote miss"], said
     assert not list((tmp_path / "two").rglob("*.gch")), "all libraries came from there"
+
+
+def test_ranks_compile_together_where_one_has_lost_its_model(tmp_path):
+    """Tensor parallel: a rank that loads waits in vLLM's collectives for one that compiles, which joins others."""
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text(json.dumps(LLAMA))
+    server = Server(tmp_path, tmp_path / "model", SAFECACHE="1", RANKS="2", VLLM_ENABLE_V1_MULTIPROCESSING="1")
+    _, cold = server.run()
+    shutil.rmtree(server.only("rank_1_0/model").parent)
+    done, said = server.run()
+    assert said["tokens"] == cold["tokens"], done.stderr[-3000:]
+    assert done.stderr.count("[other rank missed]") == 1, done.stderr[-3000:]
+    done, said = server.run()
+    assert said["tokens"] == cold["tokens"] and "safecache" not in done.stderr, done.stderr[-3000:]

@@ -61,7 +61,8 @@ def main():
         max_num_batched_tokens=128,
         dtype="bfloat16",
         seed=0,
-        compilation_config={"mode": 3, "compile_sizes": []},
+        tensor_parallel_size=int(os.environ.get("RANKS", "1")),
+        compilation_config={"mode": 3, "compile_sizes": [], "pass_config": {"fuse_allreduce_rms": False}},
     )
     asked = SamplingParams(max_tokens=8, temperature=0, detokenize=False)
     tokens = llm.generate([{"prompt_token_ids": [5, 6, 7, 8]}], asked)[0].outputs[0].token_ids
