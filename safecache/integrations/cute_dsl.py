@@ -32,6 +32,7 @@ __all__ = [
     "identity",
     "load_ir",
     "load_object",
+    "name_object",
     "reachable_path",
     "settle_object",
 ]
@@ -145,7 +146,7 @@ def load_ir(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) 
     def load(dsl_name: str, file: str, path: str | None = None, **named: Any) -> Any:
         ir = _ir_path(dsl_name, file, path)
         try:
-            _settle(ir)
+            _settle(name_object(ir, ir))
         except Immovable:
             return None
         return wrapped(dsl_name, file, os.path.dirname(ir), **named)
@@ -214,27 +215,33 @@ def settle_object(path: str, key: str) -> bool:
     ``key`` names all that decides about the object but the GPU. Returns whether an object is there. Raises
     EntryRefusedError in strict mode, and Immovable, reported, if the object cannot be quarantined.
     """
-    root = os.path.dirname(path)
-    if _settle(path):
+    file = name_object(path, key)
+    if _settle(file):
         return True
     ref = _kept_ref(key)
     found = None if ref is None else kept_code.fetch(ref)
     if found is None:
         return False
-    gate.attest_file(CodeFile(path, root), found[0])
+    gate.attest_file(file, found[0])
     try:
-        entry_files.publish(path, found[0], root)
+        entry_files.publish(file.path, found[0], file.root)
     except OSError:
         return False  # the package's own object cannot be written either, which it tells
     return True
 
 
-def _settle(path: str) -> bool:
+def name_object(path: str, key: str) -> CodeFile:
+    """Return the object as a CodeFile of ``key``: its path alone may state neither its sources nor their versions."""
+    root = os.path.realpath(os.path.dirname(path))  # load_path() knows it by that
+    return CodeFile(os.path.join(root, os.path.basename(path)), root, name="" if key == path else key)
+
+
+def _settle(file: CodeFile) -> bool:
     try:
-        return sources.settle_side_file(path, os.path.dirname(path))
+        return sources.settle_side_file(file.path, file.root, name=file.name)
     except Immovable as error:
         refusal = error.refusal or Refusal(Reason.UNREADABLE, error.evidence)
-        report.refuse(refusal, Kind.NATIVE_CODE, path, "It cannot be quarantined; every start recompiles it.")
+        report.refuse(refusal, Kind.NATIVE_CODE, file.path, "It cannot be quarantined; every start recompiles it.")
         raise
 
 
@@ -251,7 +258,7 @@ def attest_if_new(path: str, before: list[int] | None, key: str) -> None:
     after = identity(path)
     if after is not None and after != before:
         digest = gate.digest_file(path)
-        gate.attest_file(CodeFile(path, os.path.dirname(path)), digest=digest)
+        gate.attest_file(name_object(path, key), digest=digest)
         ref = _kept_ref(key)
         if ref is not None:
             kept_code.keep(ref, path, digest)

@@ -27,9 +27,11 @@ from safecache.tiers import directory_faults
 from safecache.tiers.directory_faults import Immovable
 
 __all__ = [
+    "assemble_kda",
     "attest_artifact",
     "build_and_load",
     "build_kda",
+    "build_loader",
     "build_proxy",
     "compile_alphamoe",
     "compile_cake",
@@ -258,6 +260,7 @@ def attest_artifact(wrapped: Callable[..., Any], instance: Any, args: Any, kwarg
 
 _EXISTS = "FlashInfer takes whatever file has the name of what it would compile, whoever has put it there."
 _KDA = "flashinfer.kda_kernels.tirx.cache:_KdaTirxSpec"
+_NEWER = _ROOT.replace("v0.7.2", "v0.7.4")
 _BSA = "flashinfer.cute_dsl.sparse.bsa_utils.cache_utils:JITPersistentCache"
 
 
@@ -310,14 +313,41 @@ def compile_alphamoe(wrapped: Callable[..., Any], instance: Any, args: Any, kwar
     """_prepare_cubins of AlphaMoE: the cubins are verified. Raises as _compile_once() does."""
 
     def prepare(build_dir: Path, **named: Any) -> Any:
-        cache = build_dir / "alphamoe_nvrtc_cubins"
-        before = {path: cute_dsl.identity(str(path)) for path in cache.glob("*.cubin") if _settle(str(path))}
-        cubins = wrapped(build_dir, **named)
-        for path in cache.glob("*.cubin"):
-            _attest_if_new(str(path), before.get(path))
-        return cubins
+        make = partial(wrapped, build_dir, **named)
+        return _compile_several(build_dir / "alphamoe_nvrtc_cubins", "*.cubin", make)
 
     return prepare(*args, **kwargs)
+
+
+def _compile_several(directory: Path, pattern: str, make: Callable[[], Any]) -> Any:
+    """Do what _compile_once() does for each file of ``pattern`` below ``directory``."""
+    before = {path: cute_dsl.identity(str(path)) for path in directory.glob(pattern) if _settle(str(path))}
+    made = make()
+    for path in directory.glob(pattern):
+        _attest_if_new(str(path), before.get(path))
+    return made
+
+
+@verifier(
+    "flashinfer.kda_kernels.ptx.static_runtime:_cubin(name)",
+    why="FlashInfer embeds whatever cubin has the name of the one that it would assemble, whoever has put it there.",
+    issue=f"{_NEWER}/kda_kernels/ptx/static_runtime.py#L107",
+)
+def assemble_kda(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    """_cubin of KDA: the cubins are verified. Raises as _compile_once() does."""
+    default = sys.modules["flashinfer.jit.env"].FLASHINFER_JIT_DIR / "kda_ptx"
+    directory = Path(config.environment().get("FLASHINFER_KDA_PTX_CACHE_DIR", default))
+    return _compile_several(directory, "*.cubin", partial(wrapped, *args, **kwargs))
+
+
+@verifier("b12x.loader._native:_build()", why=_EXISTS, issue=f"{_NEWER}/experimental/b12x/loader/_native.py#L104")
+@verifier(
+    "b12x.loader._gds_native:_load()", why=_EXISTS, issue=f"{_NEWER}/experimental/b12x/loader/_gds_native.py#L188"
+)
+def build_loader(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    """_build of b12x's loader, and _load of that for GPUDirect: what is imported is verified. Raises as above."""
+    cache = Path(config.environment().get("XDG_CACHE_HOME", Path.home() / ".cache"))
+    return _compile_several(cache / "b12x", "*/*/*.so", wrapped)
 
 
 @verifier(f"{_KDA}.try_load(self)", why=_EXISTS, issue=f"{_ROOT}/kda_kernels/tirx/cache.py#L112")

@@ -12,7 +12,6 @@ from typing import Any
 from safecache.code import extension_builds, kept_code, sources
 from safecache.integrations import cute_dsl
 from safecache.patching.hook import verifier
-from safecache.places.layout import CodeFile
 from safecache.signing import keyring
 from safecache.store import gate
 from safecache.tiers.directory_faults import Immovable
@@ -77,7 +76,7 @@ def quack_lock(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: An
     try:
         extension_builds.check_file(str(instance.lock_path))
         # Whoever holds the lock: what is attested is whole.
-        if instance.exclusive or not gate.is_attested(CodeFile(path, os.path.dirname(path))):
+        if instance.exclusive or not gate.is_attested(cute_dsl.name_object(path, _key_of(path))):
             wrapped(*args, **kwargs)
     except OSError as error:
         if instance.exclusive:

@@ -2,33 +2,40 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
-from safecache.code import exec_directory, extension_builds, kept_code, sources
-from safecache.files import ownership
+from safecache.code import exec_directory, extension_builds, kept_code, lock_guards, sources
+from safecache.files import opening, ownership
 from safecache.integrations import cute_dsl, vllm
 from safecache.patching.hook import BUILTIN_OPEN, verifier
 from safecache.reporting import events
-from safecache.reporting.kinds import Reason
+from safecache.reporting.kinds import Kind, Reason
 from safecache.settings import config
-from safecache.store import attestations, gate
+from safecache.store import attestations, entry_files, gate
 from safecache.tiers import directory_faults
 from safecache.tiers.directory_faults import Immovable
 
 __all__ = [
     "build_directory",
     "build_library",
+    "digest_source",
     "export_object",
     "find_library",
     "init_objects",
     "load_library",
     "load_object",
+    "lock_build",
+    "lock_object",
     "open_file",
     "publish_library",
+    "read_headers",
 ]
 
 _SOURCE = "https://github.com/sgl-project/sglang/blob/v0.5.23/python/sglang/kernels/jit"
@@ -91,10 +98,14 @@ def _objection(directory: str) -> str | None:
 def find_library(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Path | None:
     """find_prebuilt quarantines a library that nothing attests, and looks for the next one, or for a kept copy.
 
-    Raises EntryRefusedError for one in strict mode.
+    Links in place of its directories are quarantined too. Raises EntryRefusedError for one in strict mode.
     """
 
     def find(*, scope: Path, module_name: str) -> Path | None:
+        for leaf in scope.glob("deps-*"):
+            if leaf.is_symlink():
+                with suppress(Immovable):  # what lies there is verified, as everywhere
+                    sources.settle_side_file(os.path.abspath(leaf), os.path.abspath(scope))
         while True:
             found: Path | None = wrapped(scope=scope, module_name=module_name)
             if found is None:
@@ -120,6 +131,68 @@ def find_library(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: 
                 return None
 
     return find(*args, **kwargs)
+
+
+_LIST = "SGLang reads the list of dependencies, and all files that it names, even a FIFO or a file without end."
+
+
+@verifier(f"{_COMPILE}.cache:_read_deps(leaf)", why=_LIST, issue=f"{_SOURCE}/utils/compile/cache.py#L335")
+def read_headers(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    """_read_deps: None for a list that is no file of a sane size."""
+
+    def read(leaf: Path) -> Any:
+        text, directory = sources.text_at(str(leaf / kept_code.HEADERS)), mock.MagicMock()
+        directory.__truediv__.return_value.read_bytes.return_value = (text or "").encode()
+        return wrapped(directory)
+
+    return read(*args, **kwargs)
+
+
+@verifier(f"{_COMPILE}.cache:_file_digest(path)", why=_LIST, issue=f"{_SOURCE}/utils/compile/cache.py#L159")
+def digest_source(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> str | None:
+    """_file_digest: None for what is no file of a sane size."""
+
+    def digest(path: Path) -> str | None:
+        known = sys.modules[f"{_COMPILE}.cache"]._digest_cache
+        if path not in known:
+            most = entry_files.max_entry_size(Kind.SOURCE)
+            try:
+                known[path] = opening.digest_regular(str(path), opening.check_up_to(most), limit=most).hex()
+            except (OSError, opening.UnusableEntry):
+                known[path] = None
+        found: str | None = wrapped(path)
+        return found
+
+    return digest(*args, **kwargs)
+
+
+@verifier(
+    f"{_COMPILE}.loader:_build_lock(scope)",
+    why="SGLang waits for ever, in silence, for a lock that a stopped process holds, and ends on one that is no file.",
+    issue=f"{_SOURCE}/utils/compile/loader.py#L244",
+)
+@contextmanager
+def lock_build(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Iterator[None]:
+    """_build_lock gives up a lock whose holder does not work: what is built twice is still published whole.
+
+    Reports that. Raises CacheWriteError for it in strict mode.
+    """
+    from filelock import FileLock
+
+    scope = Path(*args, **kwargs)
+    path = str(scope / ".lock")
+    lock = FileLock(path, thread_local=False)
+    try:
+        scope.mkdir(parents=True, exist_ok=True)
+        extension_builds.check_file(path)
+        lock_guards.wait(path, -1.0, lambda seconds: lock.acquire(timeout=seconds))
+    except OSError as error:
+        message, remedy = f"cannot lock {path}", "Building without it; other processes may build the same"
+        events.report(Reason.LOCK_HELD, message, why=f"{error}", cause=path, remedy=remedy, error=error)
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 @verifier(
@@ -150,9 +223,9 @@ def publish_library(wrapped: Callable[..., Any], instance: Any, args: Any, kwarg
     def publish(*, staging: Path, leaf: Path) -> Path:
         (built,) = staging.glob("*.so")
         file, digest = kept_code.name_library(leaf / built.name), gate.digest_file(str(built))
-        if leaf.exists() and not gate.is_attested(file):
+        if not gate.is_attested(file):
             kept_code.discard(str(leaf))
-        if not leaf.exists():
+        if not os.path.lexists(leaf):
             gate.attest_file(file, digest=digest)
         published: Path = wrapped(staging=staging, leaf=leaf)
         kept_code.keep_library(file.path, digest)
@@ -211,15 +284,32 @@ def load_object(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: A
     def load(key: Any) -> bool:
         path = _object_of(instance, key)
         try:
-            cute_dsl.settle_object(path, _key_of(path))
-            return bool(wrapped(key))
+            return cute_dsl.settle_object(path, _key_of(path)) and bool(wrapped(key))
         except Immovable:
             return False
-        except OSError as error:  # of its lock
+        except OSError as error:  # of the lock
             cute_dsl.fail_write(path, error, _AOT_VARIABLE)
             return False
 
     return load(*args, **kwargs)
+
+
+@verifier(
+    "sglang.kernels.jit.cute_aot_cache:FileLock.__enter__(self)",
+    why="SGLang ends after 15 s if a stopped process holds its lock, and waits for ever if that is a FIFO.",
+    issue=f"{_SOURCE}/cute_aot_cache.py#L171",
+)
+def lock_object(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    """FileLock.__enter__, which readers do without: what is attested is whole. Raises OSError if it cannot be taken."""
+    if not instance.exclusive:
+        instance._fd = None  # as it is after __exit__
+        return instance
+    path = str(instance.lock_path)
+    extension_builds.check_file(path)
+    try:
+        return wrapped(*args, **kwargs)
+    except RuntimeError as error:
+        raise TimeoutError(errno.ETIMEDOUT, f"{error}", path) from error
 
 
 @verifier(

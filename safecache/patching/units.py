@@ -191,6 +191,7 @@ UNITS = [
             "flashinfer": (
                 "flashinfer.cute_dsl.sparse.bsa_utils.cache_utils",
                 "b12x.comm.roce._proxy",
+                *("b12x.loader._native", "b12x.loader._gds_native"),
                 "flashinfer.jit.alphamoe_nvrtc",
                 "flashinfer.jit.cake_gdn",
                 "flashinfer.jit.core",
@@ -198,7 +199,7 @@ UNITS = [
                 "flashinfer.jit.cubin_loader",
                 "flashinfer.jit.cute_dsl_core",
                 "flashinfer.jit.env",
-                "flashinfer.kda_kernels.tirx.cache",
+                *("flashinfer.kda_kernels.tirx.cache", "flashinfer.kda_kernels.ptx.static_runtime"),
             ),
         },
         "Libraries and objects that FlashInfer compiles are loaded unverified.",

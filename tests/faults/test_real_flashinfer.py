@@ -124,6 +124,21 @@ def test_object_that_was_compiled_elsewhere_is_not_compiled_again(run, tmp_path)
     assert run(**elsewhere | {"SAFECACHE_STRICT": "0"})[0] == 1, "what was kept is of other sources"
 
 
+def test_object_of_older_sources_is_not_taken(run, tmp_path):
+    """Though it is sealed, and the text beside it states what FlashInfer expects."""
+    run()
+    module, older = cached(tmp_path).parent, tmp_path / "older"
+    shutil.copytree(module, older)
+    (tmp_path / "kernel.py").write_text(KERNEL + "# changed\n")
+    assert run()[0] == 1
+    shutil.copy(module / "meta.json", older)
+    shutil.rmtree(module)
+    shutil.move(older, module)
+    for copy in (tmp_path / "cache").glob("??/c*.o"):
+        copy.unlink()
+    assert run()[0] == 1
+
+
 def test_workspace_where_others_can_write_is_left_alone(run, tmp_path):
     run()
     for copy in (tmp_path / "cache").glob("??/c*.o"):
@@ -235,24 +250,48 @@ if ("fill",) not in cache:
 path = Path("sparse") / f"{cache._key_to_hash(('fill',))}.so"
 """,
 }
+NEWER = {
+    "kda_ptx": """
+import torch
+from flashinfer.kda_kernels.ptx import static_runtime
+Path("small.ptx").touch()
+static_runtime.SHIMS, static_runtime._ptxas = Path.cwd(), lambda: (str(compiler), (13, 2))
+torch.cuda.get_device_capability = lambda: (10, 3)
+static_runtime._cubin("small")
+(path,) = Path("ptx").glob("*.cubin")
+""",
+    "loader": """
+from flashinfer.experimental.b12x.loader import _native
+path = _native._build()
+""",
+}
 COMPILER = """#!/bin/sh
+[ "$1" = --version ] && exit
 while [ "$1" != -o ]; do shift; done
 cc -shared -o "$2" -x c - < /dev/null
 """
 
 
-@pytest.mark.parametrize("what", FURTHER)
+@pytest.mark.parametrize("what", FURTHER | NEWER)
 def test_further_caches_are_verified(run, tmp_path, what):
+    if what in NEWER:
+        pytest.importorskip("flashinfer.kda_kernels.ptx.static_runtime", reason="needs FlashInfer 0.7.4")
+    (tmp_path / "cuda" / "include").mkdir(parents=True)
+    for name in ("cuda_runtime_api.h", "driver_types.h"):
+        (tmp_path / "cuda" / "include" / name).touch()
     compiler = tmp_path / "compiler"
     compiler.write_text(COMPILER)
     compiler.chmod(0o700)
     begin = "import hashlib, json, kernel, sys\nif sys.argv[1:]:\n    import safecache\nfrom pathlib import Path\n"
-    program = f"{begin}compiler = Path('compiler').absolute()\n{FURTHER[what]}print(Path(path).absolute())"
+    program = f"{begin}compiler = Path('compiler').absolute()\n{(FURTHER | NEWER)[what]}print(Path(path).absolute())"
 
     def compile_it(*words):
         """The file's path, its inode, its content and what is on stderr."""
         command = [sys.executable, "-c", program, *words]
         environment = run.environment | {"B12X_ROCE_CACHE_DIR": str(tmp_path / "roce")}
+        environment |= {"FLASHINFER_KDA_PTX_CACHE_DIR": str(tmp_path / "ptx"), "XDG_CACHE_HOME": str(tmp_path / "xdg")}
+        if what == "loader":
+            environment |= {"CC": str(compiler), "CUDA_HOME": str(tmp_path / "cuda")}
         done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, done.stderr[-3000:]
         path = Path(done.stdout.splitlines()[-1])

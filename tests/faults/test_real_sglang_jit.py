@@ -6,9 +6,11 @@ what they need of the server.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 
@@ -241,6 +243,51 @@ def test_build_by_another_command_is_not_taken(place):
     assert (answer, ninjas) == (41, 1) and stats["unsealed"] == 1, (stats, errors)
 
 
+@pytest.mark.parametrize("how", ["list", "listed", "link"])
+def test_what_lies_beside_a_library_neither_hangs_nor_hides_it(place, how):
+    place.run()
+    other = place.built.parent / "deps-0123456789abcdef"
+    if how == "link":
+        other.symlink_to("nowhere")
+    else:
+        other.mkdir()
+        os.mkfifo(other / "sgl_deps.json" if how == "list" else place.base / "fifo")
+    if how == "listed":
+        (other / "sgl_deps.json").write_text(json.dumps([["abs", str(place.base / "fifo"), "00"]]))
+    answer, ninjas, _, errors = place.run()
+    assert (answer, ninjas) == (41, 0) and errors.count("safecache:") == (how == "link"), errors
+
+
+@pytest.mark.parametrize("target", ["nowhere", "moved"])
+def test_link_in_place_of_a_librarys_directory_is_not_followed(place, target):
+    place.run()
+    leaf = place.built
+    shutil.move(leaf, place.base / "moved")
+    leaf.symlink_to(place.base / target)
+    answer, ninjas, _, errors = place.run(SGLANG_JIT_FORCE_RECOMPILE="1")
+    assert (answer, ninjas) == (41, 1), errors
+    assert place.run()[:2] == (41, 0) and not leaf.is_symlink()
+
+
+@pytest.mark.parametrize("how", ["stopped", "directory"])
+def test_lock_of_a_build_ends_nothing(place, how):
+    place.run()
+    shutil.rmtree(place.built)
+    place.kept.unlink()
+    (path,) = place.cache.glob("*/*/build-*/.lock")
+    if how == "directory":
+        path.unlink()
+        path.mkdir()
+        answer, ninjas, _, errors = place.run()
+    else:
+        with subprocess.Popen(["flock", str(path), "kill", "-STOP", "0"], start_new_session=True) as holder:
+            os.waitid(os.P_PID, holder.pid, os.WSTOPPED)
+            answer, ninjas, _, errors = place.run()
+            os.killpg(holder.pid, signal.SIGKILL)
+    assert (answer, ninjas) == (41, 1) and "cannot lock" in errors, errors
+    assert place.run()[:2] == (41, 0)
+
+
 def test_older_build_is_taken_again(place):
     place.run()
     place.write_header(42)
@@ -355,6 +402,39 @@ def test_object_that_does_not_verify_is_compiled_anew(cute, how, reason):
     assert errors.count("safecache:") == 1 and f"[{reason}]" in errors, errors
     _, compiled, _, errors = cute.run()
     assert compiled == 0 and "safecache:" not in errors, errors
+
+
+def test_object_of_other_sources_is_not_taken(cute):
+    """Though it is sealed, and of the same arguments: its directory states the sources."""
+    cute.run()
+    (first,) = cute.cache.iterdir()
+    program = cute.base / "program.py"
+    program.write_text(f"{program.read_text()}# other\n")
+    cute.run()
+    (second,) = {*cute.cache.iterdir()} - {first}
+    shutil.rmtree(second)
+    shutil.copytree(first, second)
+    for copy in (cute.base / "cache").glob("??/c*.o"):
+        copy.unlink()
+    _, compiled, stats, errors = cute.run()
+    assert compiled == 1 and stats["unsealed"] == 1, (stats, errors)
+
+
+@pytest.mark.parametrize("how", ["held", "fifo"])
+@pytest.mark.parametrize("is_warm", [True, False], ids=["warm", "cold"])
+def test_lock_of_an_object_ends_nothing(cute, how, is_warm):
+    cute.run()
+    path = cute.file.with_suffix(".lock")
+    if not is_warm:
+        cute.file.unlink()
+        cute.kept.unlink()
+    path.unlink(missing_ok=True)
+    (os.mkfifo if how == "fifo" else os.mknod)(path)
+    lock = os.open(path, os.O_RDWR)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    _, compiled, _, errors = cute.run()
+    os.close(lock)
+    assert compiled == 1 - is_warm and errors.count("safecache:") == 1 - is_warm, errors
 
 
 def test_on_stock_a_planted_object_runs(cute):

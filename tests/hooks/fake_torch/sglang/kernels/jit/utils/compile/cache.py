@@ -11,3 +11,11 @@ def find_prebuilt(*, scope, module_name):
 
 def _publish(*, staging, leaf):
     return torch.called("_publish")
+
+
+def _read_deps(leaf):
+    return torch.called("_read_deps")
+
+
+def _file_digest(path):
+    return torch.called("_file_digest")

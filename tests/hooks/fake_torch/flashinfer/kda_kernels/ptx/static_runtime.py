@@ -1,0 +1,5 @@
+import torch
+
+
+def _cubin(name):
+    return torch.called("_cubin")
