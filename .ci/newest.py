@@ -152,7 +152,7 @@ def objection(hook: Hook, sources: Sources) -> str:
 
 def problems(roots: dict[str, Path], versions: dict[str, str]) -> Iterator[str]:
     """What differs from what the hooks and the table of sinks know, in lines."""
-    torch = sinks.release_of(versions.get("torch", ""))
+    torch = sinks.parse_release(versions.get("torch", ""))
     sources = Sources(list(roots.values()))
     for unit, hook in list_hooks():
         package = hook.module.partition(".")[0]
@@ -162,8 +162,8 @@ def problems(roots: dict[str, Path], versions: dict[str, str]) -> Iterator[str]:
             if why:
                 yield f"{package} {versions[package]}: {unit}: {hook.name}: {why}"
     for package in roots.keys() & set(sinks.DISTRIBUTIONS):
-        known = sinks.listed(package, min(sinks.release_of(versions[package]), sinks.newest(package)))
-        unknown, vanished = sinks.differences(sinks.scan(str(roots[package]), package), known)
+        known = sinks.list_sinks(package, min(sinks.parse_release(versions[package]), sinks.find_newest(package)))
+        unknown, vanished = sinks.find_differences(sinks.scan(str(roots[package]), package), known)
         for words, found in (("new sink", unknown), ("sink is gone", vanished)):
             for sink in found:
                 where = f"{sink.module}: {sink.function}: {sink.what} *{sink.times}"

@@ -57,7 +57,7 @@ def warm(function: Callable[..., object] | str, *arguments: Any, processes: int 
     return warming.call(function, *arguments, processes=processes)
 
 
-def _own_command_line() -> bool:
+def _is_own_command() -> bool:
     # It reports a bad setting by itself, without a traceback, and activates only where a command calls for it.
     program = sys.argv[0] if getattr(sys, "argv", None) else ""
     if program != "-m":
@@ -73,7 +73,7 @@ def _is_quiet() -> bool:
     return entry is not None and entry.is_loading()
 
 
-if not _is_quiet() and not _own_command_line() and config.current().enabled:
+if not _is_quiet() and not _is_own_command() and config.current().enabled:
     if __spec__ is not None:
         # All names are there. Another thread that imports a target now, and with it hooks that import from this
         # package, must not wait for us, who may come to wait for it.

@@ -43,7 +43,7 @@ def _start(server: str) -> bool:
         if not activation.is_active() and config.is_switched_off():
             return False
         activation.activate()
-        problem = _objection() if config.current().strict else ""
+        problem = _find_objection() if config.current().strict else ""
         _say_active(server)
     except ConfigError as error:
         problem = str(error)
@@ -53,17 +53,17 @@ def _start(server: str) -> bool:
             print(f"safecache: not active in this process: {problem}", file=sys.stderr)
             return False
     if problem:
-        _stop(f"safecache: {server} does not start: {problem}")
+        _stop_process(f"safecache: {server} does not start: {problem}")
     return True
 
 
-def _objection() -> str:
+def _find_objection() -> str:
     """Return the hooks that strict mode objects to: those that stand down or are overwritten by now; "" for none."""
     off = [hook for hook in activation.status() if hook.state in (HookState.STANDING_DOWN, HookState.OVERWRITTEN)]
     return "; ".join(f"{hook.name} is {hook.state}{hook.reason and f' ({hook.reason})'}" for hook in off)
 
 
-def _stop(text: str) -> NoReturn:
+def _stop_process(text: str) -> NoReturn:
     print(text, file=sys.stderr, flush=True)
     if threading.current_thread() is threading.main_thread():
         sys.exit(config.EXIT_CONFIG)

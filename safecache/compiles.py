@@ -25,12 +25,12 @@ __all__ = [
     "Compile",
     "current",
     "find_frame",
-    "graph_lookup",
+    "graph_lookup_scope",
     "name_current",
     "name_graph",
     "name_kernel",
     "name_lookup",
-    "scope",
+    "override_scope",
 ]
 
 
@@ -51,7 +51,7 @@ _names: Part[dict[int, str]] = Part(dict, inherit)
 
 
 class Compile(threading.local):
-    """State of the compile, lookup, load or save that a thread is in. Types of other rooms are Any here."""
+    """State of the compile, lookup, load or save that a thread is in. Types of other packages are Any here."""
 
     # How many events.propagate_strict() blocks it is in, what strict mode has raised in them, what was refused in them,
     # and how much of that before the innermost.
@@ -121,16 +121,16 @@ class Compile(threading.local):
 current = Compile()
 
 
-def _in_child(_: None) -> None:
+def _renew_in_child(_: None) -> None:
     current.flights, current.trial, current.waits = (), None, True
 
 
 # A forked child has not its parent's leases, nor its marker.
-_parents = Part(lambda: None, _in_child)
+_parents = Part(lambda: None, _renew_in_child)
 
 
 @contextmanager
-def scope(**values: Any) -> Iterator[None]:
+def override_scope(**values: Any) -> Iterator[None]:
     """Set these attributes of this thread's ``current`` for the block, and restore them after it.
 
     ``values``: names are those of Compile's attributes. Raises AttributeError for another name.
@@ -151,7 +151,7 @@ def find_frame() -> str:
 
 
 @contextmanager
-def graph_lookup(config: Any) -> Iterator[None]:
+def graph_lookup_scope(config: Any) -> Iterator[None]:
     """Number the graph that torch looks up in AOTAutograd's cache in this block, and keep ``config`` for name_lookup().
 
     ``config``: torch's AOTConfig. Graphs are numbered from 0 within one compile of Dynamo.
@@ -163,7 +163,7 @@ def graph_lookup(config: Any) -> Iterator[None]:
     is_same = context is not None and known is not None and known() is context
     current.number = current.number + 1 if is_same else 0
     current.context = weakref.ref(context) if context is not None else None
-    with scope(config=config, key_call=None):
+    with override_scope(config=config, key_call=None):
         yield
 
 
@@ -204,25 +204,25 @@ def name_current() -> str:
     while find_frame is not None:
         module = str(find_frame.f_globals.get("__name__"))
         if (module, find_frame.f_code.co_name) == _COMPILE:
-            return _compiled(find_frame.f_locals)
+            return _name_function(find_frame.f_locals)
         if caller is None and not _ON_THE_WAY.fullmatch(module):
             caller = find_frame
         find_frame = find_frame.f_back
-    return _qualified(caller.f_code, caller.f_globals) if caller is not None else "a graph"
+    return _qualify_name(caller.f_code, caller.f_globals) if caller is not None else "a graph"
 
 
-def _compiled(given: Mapping[str, Any]) -> str:
+def _name_function(given: Mapping[str, Any]) -> str:
     """Return the name of the function that torch's _compile() was ``given``, which may be within a wrapper of torch."""
     if given["globals"].get("__name__") == _WRAPPER:
         for cell in given["closure"] or ():
             method = cell.cell_contents
             function = getattr(method, "__func__", method)
             if isinstance(function, FunctionType):
-                return _qualified(function.__code__, function.__globals__)
-    return _qualified(given["code"], given["globals"])
+                return _qualify_name(function.__code__, function.__globals__)
+    return _qualify_name(given["code"], given["globals"])
 
 
-def _qualified(code: CodeType, scope: Mapping[str, Any]) -> str:
+def _qualify_name(code: CodeType, scope: Mapping[str, Any]) -> str:
     # A program is called __main__ wherever it runs, and may be another one each time.
     module = str(scope.get("__name__"))
     if module == "__main__":

@@ -40,11 +40,11 @@ __all__ = [
     "TritonCompileCrash",
     "UnpicklableEntryError",
     "VerifierError",
-    "printable",
+    "make_printable",
 ]
 
 
-def printable(text: str) -> str:
+def make_printable(text: str) -> str:
     """Return ``text`` with escapes for control characters, line ends and marks that change the direction of writing.
 
     Without them a file name could forge a line of a log, or show as another name. Idempotent.
@@ -64,7 +64,7 @@ class SafecacheError(Exception):
     is_strict = False
 
     def __str__(self) -> str:
-        return printable(super().__str__())
+        return make_printable(super().__str__())
 
 
 class ConfigError(SafecacheError, ValueError):

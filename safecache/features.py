@@ -18,10 +18,10 @@ __all__ = ["declare", "plug"]
 
 def declare() -> None:
     """Add the units of features to the table, and have features started when the hooks are turned on."""
-    units.add(_UNITS, _start)
+    units.add(_UNITS, _start_features)
 
 
-def _start(settings: Config) -> None:
+def _start_features(settings: Config) -> None:
     if settings.metrics:
         from safecache import metrics
 
@@ -35,26 +35,26 @@ def _start(settings: Config) -> None:
 
 def plug() -> None:
     """Connect the features to the core's events and its Plugs. The import of safecache.integrations calls it."""
-    from safecache import explain, flights, history, omitted, packs, ports, recompile_check, trials
-    from safecache.isolation import asked
+    from safecache import crash_guard, explain, fingerprints, history, packs, ports, recompile_check, single_flight
+    from safecache.isolation import dispatch
     from safecache.ports import observe, plugs
     from safecache.remote import tier
     from safecache.upkeep import limits
 
     history.observe()
-    observe(ports.Admitted, trials.add_file)
-    observe(ports.Compiling, omitted.note_compile)
+    observe(ports.Admitted, crash_guard.add_file)
+    observe(ports.Compiling, fingerprints.note_compile)
     observe(ports.Compiling, explain.note_compile)
     observe(ports.Published, limits.keep)
     observe(ports.Requested, tier.record_request)
-    observe(ports.Served, omitted.note_model)
-    plugs.stats = history.stats
-    plugs.why_missed = explain.why_missed
-    plugs.compile_seconds = explain.compile_seconds
-    plugs.key_part = omitted
-    plugs.load_guard = trials
-    plugs.single_flight = flights
-    plugs.compiler = asked
+    observe(ports.Served, fingerprints.note_model)
+    plugs.stats = history.collect_stats
+    plugs.why_missed = explain.find_miss_reason
+    plugs.compile_seconds = explain.find_compile_seconds
+    plugs.key_part = fingerprints
+    plugs.load_guard = crash_guard
+    plugs.single_flight = single_flight
+    plugs.compiler = dispatch
     plugs.hit_check = recompile_check
     plugs.acquire_lease = tier.acquire_lease
     plugs.tiers.add(packs)
@@ -72,20 +72,20 @@ _UNITS = (
     ),
     Unit(
         "custom_operators",
-        {"omitted.operators": ("torch.library",)},
+        {"fingerprints.operators": ("torch.library",)},
         "A graph is found in the cache although the code of a custom operator in it has changed.",
         package="safecache",
     ),
     Unit(
         "crash_guard",
-        {"trials": ("torch._inductor.output_code", "triton.runtime.jit")},
+        {"crash_guard": ("torch._inductor.output_code", "triton.runtime.jit")},
         "What a process has died of is loaded again by the next one.",
         package="safecache",
     ),
     Unit(
         "single_flight_tuning",
         {
-            "flights.tuning": (
+            "single_flight.tuning": (
                 _HEURISTICS,
                 "torch._inductor.runtime.benchmarking",
                 "torch._inductor.select_algorithm",
@@ -102,7 +102,7 @@ _UNITS = (
     ),
     Unit(
         "isolation",
-        {"isolation.asked": ("triton.runtime.autotuner",)},
+        {"isolation.dispatch": ("triton.runtime.autotuner",)},
         "A configuration whose compile crashes ends the tuning.",
         needs=("triton",),
         package="safecache",

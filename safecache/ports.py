@@ -8,7 +8,7 @@ from enum import Enum
 from typing import Any, NamedTuple, Protocol
 
 from safecache.places.refs import Ref
-from safecache.reporting.events import Counted, counters, observe, stop_observing, tell
+from safecache.reporting.events import Counted, observe, read_counters, stop_observing, tell
 from safecache.reporting.kinds import Kind, Reason
 from safecache.reporting.report import Observed, Refusal, Refused
 
@@ -210,7 +210,7 @@ class Tier(Protocol):
     No method raises anything in default mode.
     """
 
-    def candidates(self, ref: Ref) -> Iterator[Bundle]:
+    def find_candidates(self, ref: Ref) -> Iterator[Bundle]:
         """Yield each unverified bundle that the tier has for ``ref``, of a cache above it; the best first."""
         yield from ()
 
@@ -248,18 +248,18 @@ class Compiler(Protocol):
 class KeyPart(Protocol):
     """Port: fingerprint of what upstream's cache keys leave out, sealed with an entry and compared before each use."""
 
-    def statement(self, ref: Ref, parts: tuple[Ref, ...] | None = (), made: Any = None) -> Mapping[str, str]:
+    def build_fingerprint(self, ref: Ref, parts: tuple[Ref, ...] | None = (), made: Any = None) -> Mapping[str, str]:
         """Return the fingerprint to seal with an entry. ``parts``: entries it refers to; None: its graphs are unknown.
 
         ``made``: a function that was compiled ahead of time.
         """
         return {}
 
-    def refusal(self, ref: Ref, provenance: Mapping[str, str]) -> Refusal | None:
+    def find_refusal(self, ref: Ref, provenance: Mapping[str, str]) -> Refusal | None:
         """Return why an entry with this verified ``provenance`` does not fit this process; None if it fits."""
         return None
 
-    def differs_by_rank(self) -> bool:
+    def is_rank_dependent(self) -> bool:
         """Tell whether each rank compiles this thread's graph for itself, so that no rank waits for another."""
         return False
 
@@ -271,7 +271,7 @@ class LoadGuard(Protocol):
         """Read once per process what is known about the cache ``root``, before the first read or write there."""
         return None
 
-    def refusal(self, ref: Ref, name: str, *, is_lower: bool = False) -> Refusal | None:
+    def find_refusal(self, ref: Ref, name: str, *, is_lower: bool = False) -> Refusal | None:
         """Return why the file or artifact ``name`` must not be loaded; for "", why nothing of the key; None if it may.
 
         ``is_lower``: the file is in a tier below the cache.
@@ -300,14 +300,14 @@ class Flight(Protocol):
     waited: float
     elsewhere: bool
 
-    def found(self) -> None:
+    def mark_found(self) -> None:
         """Note that the second look has found the entry, so that nothing is compiled."""
 
 
 class HitCheck(Protocol):
     """Port: hides a sample of hits from torch, and compares them with what torch compiles and saves instead."""
 
-    def hides(self, found: Sequence[Found]) -> bool:
+    def should_hide(self, found: Sequence[Found]) -> bool:
         """Tell whether torch is to miss these hits: an entry, followed by the entries that it refers to."""
         return False
 
@@ -350,9 +350,9 @@ class Tiers(Tier):
         if tier not in self._tiers:
             self._tiers.append(tier)
 
-    def candidates(self, ref: Ref) -> Iterator[Bundle]:
+    def find_candidates(self, ref: Ref) -> Iterator[Bundle]:
         for tier in self._tiers:
-            yield from tier.candidates(ref)
+            yield from tier.find_candidates(ref)
 
     def keep(self, ref: Ref, *, again: bool = False) -> None:
         for tier in self._tiers:
@@ -378,7 +378,7 @@ class Plugs:
     def __init__(self) -> None:
         self.why_missed: Callable[[Ref, str], Reason] = lambda *_: Reason.NEVER_SEEN
         self.compile_seconds: Callable[[Ref, str], float] = lambda *_: 0.0
-        self.stats: Callable[[], dict[str, int]] = counters
+        self.stats: Callable[[], dict[str, int]] = read_counters
         self.acquire_lease: Callable[[Ref, Callable[[], float]], tuple[Callable[[], None] | None, float]]
         self.acquire_lease = lambda *_: (None, 0.0)
         self.tiers = Tiers()

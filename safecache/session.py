@@ -110,7 +110,7 @@ class ForkLock:
 fork_lock = ForkLock()
 
 
-def _after_in_child() -> None:
+def _renew_parts() -> None:
     """Release the lock and renew each part; what fails in one hinders no other."""
     fork_lock.__exit__()
     for each in list(_known):
@@ -120,4 +120,4 @@ def _after_in_child() -> None:
             sys.excepthook(*sys.exc_info())
 
 
-os.register_at_fork(before=fork_lock.__enter__, after_in_parent=fork_lock.__exit__, after_in_child=_after_in_child)
+os.register_at_fork(before=fork_lock.__enter__, after_in_parent=fork_lock.__exit__, after_in_child=_renew_parts)

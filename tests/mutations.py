@@ -28,7 +28,7 @@ SOURCE = Path(__file__).resolve().parents[1]
 _STORE = ["tests/store/test_store_publishing.py", "tests/store/test_durability.py", "tests/store/test_store_reading.py"]
 _STORE += [
     "tests/store/test_store_quarantine.py",
-    "tests/files/test_temporaries.py",
+    "tests/fs/test_temporaries.py",
     "tests/built_code/test_torch_writes.py",
 ]
 _STORE += ["tests/faults/store/test_each_error.py", "tests/faults/store/test_power_loss.py"]
@@ -42,19 +42,19 @@ _GATE = [
 _GATE += ["tests/built_code/test_private_build.py"]
 _KILLS = ["tests/isolation/test_service_kills.py", "tests/isolation/test_service_deaths.py"]
 _SERVICE = ["tests/isolation/test_service.py", *_KILLS]
-_FLIGHTS = ["tests/flights/test_leases.py", "tests/flights/test_each_call.py"]
+_FLIGHTS = ["tests/single_flight/test_leases.py", "tests/single_flight/test_each_call.py"]
 _COMPILING = ["tests/crashes/test_worker_results.py", "tests/crashes/test_compiling_ahead.py"]
 _COMPILING += ["tests/crashes/test_confirmation.py"]
 _VERDICTS = ["tests/recompile_check/test_verdicts.py"]
 # The tests of each module, without torch, those that are most about it first.
 TESTS = {
     "store/entry_files": _STORE,
-    "files/temporaries": [
-        *("tests/files/test_temporaries.py", "tests/store/test_durability.py", "tests/built_code/test_triton_files.py"),
+    "fs/temporaries": [
+        *("tests/fs/test_temporaries.py", "tests/store/test_durability.py", "tests/built_code/test_triton_files.py"),
         *("tests/faults/store/test_power_loss.py", *_STORE),
     ],
-    "files/opening": ["tests/files/test_files.py", *_STORE, "tests/signing/test_key_file.py"],
-    "files/filesystem": ["tests/faults/store/test_each_error.py", *_STORE],
+    "fs/opening": ["tests/fs/test_files.py", *_STORE, "tests/signing/test_key_file.py"],
+    "fs/filesystem": ["tests/faults/store/test_each_error.py", *_STORE],
     "store/quarantine": ["tests/store/test_quarantine_limits.py", "tests/cli/test_quarantine_command.py", *_STORE],
     "signing/seal": [*_SEAL, *_TRUST],
     "signing/trust": [
@@ -63,14 +63,14 @@ TESTS = {
         "tests/signing/test_binding.py",
         "tests/signing/test_seal_audit.py",
     ],
-    "trials/markers": ["tests/trials/test_markers.py"],
-    "trials/strikes": ["tests/trials/test_markers.py"],
+    "crash_guard/markers": ["tests/crash_guard/test_markers.py"],
+    "crash_guard/strikes": ["tests/crash_guard/test_markers.py"],
     "recompile_check/__init__": _VERDICTS,
-    "omitted/functions": ["tests/omitted/test_functions.py"],
-    "omitted/__init__": ["tests/omitted/test_servers.py"],
-    "flights/tuning": ["tests/flights/test_tunings.py"],
-    "flights/__init__": _FLIGHTS,
-    "files/holders": _FLIGHTS,
+    "fingerprints/functions": ["tests/fingerprints/test_functions.py"],
+    "fingerprints/__init__": ["tests/fingerprints/test_servers.py"],
+    "single_flight/tuning": ["tests/single_flight/test_tunings.py"],
+    "single_flight/__init__": _FLIGHTS,
+    "fs/holders": _FLIGHTS,
     "store/manifests": ["tests/store/test_records.py", *_GATE],
     "store/gate": ["tests/built_code/test_disposal.py", *_GATE, "tests/remote/test_parcels.py"],
     "store/bundles": [
@@ -79,10 +79,10 @@ TESTS = {
         "tests/packs/test_hostile_packs.py",
     ],
     "store/wire": ["tests/remote/test_parcels.py", "tests/packs/test_hostile_packs.py"],
-    "code/triton_remote": ["tests/built_code/test_triton_backend.py", "tests/built_code/test_triton_records.py"],
+    "built_code/triton_remote": ["tests/built_code/test_triton_backend.py", "tests/built_code/test_triton_records.py"],
     "remote/parcels": ["tests/remote/test_parcels.py", "tests/remote/test_vllm_remote.py"],
     "remote/client": ["tests/remote/test_clients.py"],
-    "code/build_keys": ["tests/built_code/test_build_keys.py"],
+    "built_code/build_keys": ["tests/built_code/test_build_keys.py"],
     "isolation/crashes": ["tests/crashes/test_known_bad.py"],
     "isolation/compiling": [*_COMPILING, "tests/isolation/test_attempts.py"],
     "isolation/client": ["tests/isolation/test_endings.py", "tests/crashes/test_limits.py", *_SERVICE],
@@ -94,12 +94,12 @@ _CALLS |= {"killpg", "kill", "setrlimit", "setsid", "prctl", "remember", "stop_s
 _FLAGS = {"O_EXCL", "O_NOFOLLOW", "O_NONBLOCK", "O_CREAT", "LOCK_NB"}
 # By module, the changed text, and what it becomes: why that changes nothing that a user could see.
 EQUIVALENT = {
-    ("files/temporaries", "os.O_NOFOLLOW", "0"): "O_EXCL refuses a link too: open(2)",
+    ("fs/temporaries", "os.O_NOFOLLOW", "0"): "O_EXCL refuses a link too: open(2)",
     ("store/quarantine", "os.O_NOFOLLOW", "0"): "O_EXCL refuses a link too: open(2)",
     ("store/quarantine", "moved", "True"): "what was not moved is not there to be read, nor to be the newest",
     ("store/gate", "verdict.reason is None", "True"): "a verdict that is none states no build that could be foreign",
     ("signing/seal", "verdict.reason is None", "True"): "what is refused already is refused, for its key then",
-    ("files/opening", "limit", "True"): "a read of no bytes is the end too",
+    ("fs/opening", "limit", "True"): "a read of no bytes is the end too",
     ("isolation/compiling", "{}", "True"): "what has no reply has ended with a crash, which was raised before",
     ("isolation/compiling", "{}", "False"): "what has no reply has ended with a crash, which was raised before",
     ("store/gate", "os.O_NOFOLLOW", "0"): "what was read is compared with what is attested, wherever it lies",

@@ -32,7 +32,7 @@ def _activate() -> None:
             sys.path.remove(_beside)
 
 
-def _chain() -> None:
+def _run_hidden() -> None:
     spec = PathFinder.find_spec("sitecustomize", _elsewhere)
     if spec is not None and spec.loader is not None:
         hidden = importlib.util.module_from_spec(spec)
@@ -41,4 +41,4 @@ def _chain() -> None:
 
 
 _activate()
-_chain()
+_run_hidden()

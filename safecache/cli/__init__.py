@@ -1,6 +1,6 @@
 """The command line: one module for each command or group of commands; main dispatches.
 
-May import any room.
+May import any package.
 """
 
 from safecache.errors import SafecacheError

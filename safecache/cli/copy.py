@@ -17,7 +17,7 @@ from safecache.packs import archive
 from safecache.places import layout
 from safecache.remote.client import Unavailable
 from safecache.settings import config
-from safecache.settings.settings import PACK, is_pack, without_password
+from safecache.settings.settings import PACK, hide_password, is_pack
 from safecache.settings.units import SIZES, parse_size, write_size
 from safecache.store import entry_files
 from safecache.tiers import levels
@@ -44,7 +44,7 @@ def add_copy(parser: argparse.ArgumentParser) -> None:
         f"cache directory, pack (NAME{PACK}), URL of a remote cache, {_REGISTRY}REGISTRY/REPOSITORY:TAG, or {_HERE!r} "
         f"(this environment's caches); the last is the destination, and a single PLACE is the destination of {_HERE!r}"
     )
-    parser.add_argument("places", nargs="+", type=_place, metavar="PLACE", help=text)
+    parser.add_argument("places", nargs="+", type=_parse_place, metavar="PLACE", help=text)
     parser.add_argument("--again", action="store_true", help="replace what the destination already has")
     group = parser.add_argument_group(f"with {_REGISTRY}")
     text = f"largest pack to fetch (default {_MOST})"
@@ -54,8 +54,8 @@ def add_copy(parser: argparse.ArgumentParser) -> None:
     add_json(parser)
 
 
-def _place(text: str) -> str:
-    return text if "://" not in text or text.startswith(_REGISTRY) else view.remote_url(text, "oci")
+def _parse_place(text: str) -> str:
+    return text if "://" not in text or text.startswith(_REGISTRY) else view.parse_remote_url(text, "oci")
 
 
 def translate(command: str, words: Sequence[str]) -> list[str]:
@@ -88,17 +88,17 @@ def translate(command: str, words: Sequence[str]) -> list[str]:
 def run_copy(arguments: argparse.Namespace) -> View:
     """Copy; 1 if anything was refused, or has failed. Raises SafecacheError or OSError."""
     *sources, to = arguments.places
-    sources = [each for place in sources or [_HERE] for each in (_caches_here() if place == _HERE else [place])]
+    sources = [each for place in sources or [_HERE] for each in (_find_caches() if place == _HERE else [place])]
     if any(is_pack(place) or place.startswith(_REGISTRY) for place in arguments.places):
         require_zstandard()
     if to.startswith(_REGISTRY):
-        return _push(arguments, to, sources)
+        return _push_pack(arguments, to, sources)
     if any(place.startswith(_REGISTRY) for place in sources):
         if len(sources) > 1:
             raise UsageError("of a registry one pack is copied at a time")
-        return _pull(arguments, sources[0], to)
+        return _pull_pack(arguments, sources[0], to)
     try:
-        with _progress() as tell:
+        with _show_progress() as tell:
             found: list[Source] = [packing.open_source(place) for place in ([] if is_pack(to) else sources)]
             if is_pack(to):
                 summary = packing.pack(sources, to, tell)
@@ -106,10 +106,10 @@ def run_copy(arguments: argparse.Namespace) -> View:
                 destination = Remote.locate(to) if config.is_url(to) else Caches.locate(None if to == _HERE else to)
                 summary = copies.copy(found, destination, tell, again=arguments.again)
     except Unavailable:
-        shown = " or ".join(map(without_password, filter(config.is_url, arguments.places)))
+        shown = " or ".join(map(hide_password, filter(config.is_url, arguments.places)))
         raise SafecacheError(f"{shown} cannot be used now") from None
     elsewhere = sum(place.elsewhere for place in found if isinstance(place, Remote))
-    return _view(without_password(to), summary, elsewhere)
+    return _view_summary(hide_password(to), summary, elsewhere)
 
 
 def run_diff(arguments: argparse.Namespace) -> View:
@@ -125,13 +125,13 @@ def run_diff(arguments: argparse.Namespace) -> View:
     return View(data, lines or [same], EXIT_FINDINGS if found else 0)
 
 
-def _caches_here() -> list[str]:
+def _find_caches() -> list[str]:
     """The caches that this environment uses, vLLM's too, as far as they exist."""
-    environ = config.child_environment()
-    return [*levels.existing_caches(environ), *filter(os.path.isdir, [layout.vllm_cache_dir(environ)])]
+    environ = config.copy_environment()
+    return [*levels.list_caches(environ), *filter(os.path.isdir, [layout.vllm_cache_dir(environ)])]
 
 
-def _push(arguments: argparse.Namespace, place: str, sources: list[str]) -> View:
+def _push_pack(arguments: argparse.Namespace, place: str, sources: list[str]) -> View:
     """Send one pack of these sources, or the pack that is the only one, to a registry."""
     from safecache.upkeep import oci
 
@@ -140,18 +140,18 @@ def _push(arguments: argparse.Namespace, place: str, sources: list[str]) -> View
         path, problems = next(iter(sources), ""), list[Step]()
         if len(sources) != 1 or not is_pack(path):
             path = os.path.join(directory, oci.FILE)
-            with _progress() as tell:
+            with _show_progress() as tell:
                 problems = packing.pack(sources, path, tell).problems
-        found = archive.opened(path)
+        found = archive.open_pack(path)
         if not found.groups:
             raise RegistryError(f"nothing is sent to {to}: there is nothing that verifies to pack")
         pushed = oci.push(to, path, found.manifest["made_with"], has_tls=not arguments.plain_http)
         size = os.path.getsize(path)
     data = {"destination": str(to), "reference": str(pushed), "groups": len(found.groups), "bytes": size}
-    return _with_problems(data, [f"{to}: {len(found.groups)} packed ({write_size(size)})", str(pushed)], problems)
+    return _view_problems(data, [f"{to}: {len(found.groups)} packed ({write_size(size)})", str(pushed)], problems)
 
 
-def _pull(arguments: argparse.Namespace, place: str, to: str) -> View:
+def _pull_pack(arguments: argparse.Namespace, place: str, to: str) -> View:
     """Fetch a pack from a registry, to keep it or to fill caches."""
     from safecache.upkeep import oci
 
@@ -159,11 +159,11 @@ def _pull(arguments: argparse.Namespace, place: str, to: str) -> View:
     with oci.fetch(reference, arguments.max_size, has_tls=not arguments.plain_http) as (path, found):
         size = os.path.getsize(path)
         try:
-            archive.opened(path)
+            archive.open_pack(path)
             if not is_pack(to):
                 caches = Caches.locate(None if to == _HERE else to)
-                with _progress() as tell:
-                    return _view(str(found), copies.copy([packing.open_source(path)], caches, tell))
+                with _show_progress() as tell:
+                    return _view_summary(str(found), copies.copy([packing.open_source(path)], caches, tell))
         except PackRefusedError as error:
             raise PackRefusedError(f"{reference} is refused: {error}") from error
         with open(path, "rb") as file:
@@ -176,10 +176,10 @@ _FEW = 100
 
 
 @contextmanager
-def _progress() -> Iterator[Tell]:
+def _show_progress() -> Iterator[Tell]:
     """Context of a function that advances a bar on a terminal, and else prints a line for each tenth that is done."""
     done = 0
-    with view.progress(total=1, described="safecache copy") as (bar, task):
+    with view.show_progress(total=1, described="safecache copy") as (bar, task):
 
         def tell(number: int, step: Step | None) -> None:
             nonlocal done
@@ -191,20 +191,20 @@ def _progress() -> Iterator[Tell]:
         yield tell
 
 
-def _view(shown: str, summary: Summary, elsewhere: int = 0) -> View:
+def _view_summary(shown: str, summary: Summary, elsewhere: int = 0) -> View:
     """Show the result of a copy. ``elsewhere``: number of bundles of other builds."""
     counts = {"copied" if fate is Fate.DONE else fate.value: summary.counts[fate] for fate in Fate}
     words = {what.replace(" ", "_"): number for what, number in counts.items()}
     counted = ", ".join(f"{number} {what}" for what, number in counts.items())
     others_there = f"; {elsewhere} there are of other builds" if elsewhere else ""
-    return _with_problems(
+    return _view_problems(
         {"destination": shown, **words, "bytes": summary.size, "other_builds": elsewhere},
         [f"{shown}: {counted} ({write_size(summary.size)}){others_there}"],
         summary.problems,
     )
 
 
-def _with_problems(data: dict[str, object], lines: list[str], problems: list[Step]) -> View:
+def _view_problems(data: dict[str, object], lines: list[str], problems: list[Step]) -> View:
     """Show the result of a copy, with the bundles that were refused or failed, if any."""
     rows = [{"name": step.name, "what": step.fate.value, "why": step.detail} for step in problems]
     lines = [*lines, *(f"{row['what']} {row['name']}: {row['why']}" for row in rows)]

@@ -19,22 +19,22 @@ from safecache.cli.view import Heading, Table, View, add_json
 from safecache.settings import children, config
 from safecache.settings.units import write_count
 
-__all__ = ["ENTRY_FOLDERS", "Cache", "Outcome", "add_demo", "environment_with_safecache", "places", "run_demo"]
+__all__ = ["ENTRY_FOLDERS", "Cache", "Outcome", "add_demo", "make_environment", "make_variables", "run_demo"]
 
 _SCRIPT = Path(__file__).with_name("workload.py")
 _LIMIT_SECONDS = 900
 ENTRY_FOLDERS = ("aotautograd", "fxgraph")
 
 
-def environment_with_safecache() -> dict[str, str]:
+def make_environment() -> dict[str, str]:
     """An environment for a child that can import safecache, with every setting at its default."""
-    environment = config.child_environment()
+    environment = config.copy_environment()
     for variable in config.VARIABLES:
         environment.pop(variable, None)
-    return children.with_package(environment)
+    return children.add_package(environment)
 
 
-def places(base: Path) -> dict[str, str]:
+def make_variables(base: Path) -> dict[str, str]:
     """The variables that keep a process's caches and keys below ``base``, and its temporary files beside it.
 
     Torch keeps precompiled headers among those, which would otherwise be left behind for each signing key made here.
@@ -56,7 +56,7 @@ class Outcome(NamedTuple):
         return error
 
     @property
-    def hit(self) -> bool:
+    def is_hit(self) -> bool:
         """Whether nothing was compiled."""
         return bool(self.answer.get("aot_hits")) and bool(self.answer.get("fx_hits"))
 
@@ -72,7 +72,7 @@ class Cache:
 
     def run(self, *options: str) -> Outcome:
         """Do the work once, in a fresh process."""
-        environment = environment_with_safecache() | places(self.base) | dict(self.settings)
+        environment = make_environment() | make_variables(self.base) | dict(self.settings)
         # As text: modules beside a script, such as copy, would take the place of Python's.
         command = [sys.executable, "-c", _SCRIPT.read_text(), *(["--stock"] if self.stock else []), *options]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=_LIMIT_SECONDS)
@@ -86,7 +86,7 @@ class Cache:
         shutil.copytree(self.base, base, symlinks=True)
         return Cache(base, stock=self.stock, settings=self.settings)
 
-    def entries(self, folder: str) -> list[Path]:
+    def list_entries(self, folder: str) -> list[Path]:
         """The entries below ``aotautograd`` or ``fxgraph``."""
         found = (self.directory / folder).rglob("*")
         return sorted(path for path in found if path.is_file() and not path.name.startswith("."))
@@ -114,75 +114,77 @@ class _Planted:
 Scene = Callable[[Cache], tuple[str, bool]]
 
 
-def _outcome(outcome: Outcome) -> str:
+def _describe_outcome(outcome: Outcome) -> str:
     if outcome.error is not None:
         return f"COMPILE FAILED: {outcome.error[:90]}"
-    state = "hit" if outcome.hit else "compiled"
+    state = "hit" if outcome.is_hit else "compiled"
     return f"{state} in {outcome.answer['seconds']:.1f} s"
 
 
-def _correct(outcome: Outcome) -> bool:
+def _is_correct(outcome: Outcome) -> bool:
     return outcome.error is None and outcome.answer["difference"] < 1e-3
 
 
-def _cold(cache: Cache) -> tuple[str, bool]:
+def _run_cold(cache: Cache) -> tuple[str, bool]:
     outcome = cache.run()
-    count = sum(len(cache.entries(folder)) for folder in ENTRY_FOLDERS)
+    count = sum(len(cache.list_entries(folder)) for folder in ENTRY_FOLDERS)
     sealed = outcome.answer.get("stats", {}).get("sealed", 0)
     saved = write_count(count, "entry", "entries")
-    return f"{_outcome(outcome)}, {saved} saved, {sealed} sealed", _correct(outcome) and sealed == count
+    return f"{_describe_outcome(outcome)}, {saved} saved, {sealed} sealed", _is_correct(outcome) and sealed == count
 
 
-def _warm(cache: Cache) -> tuple[str, bool]:
+def _run_warm(cache: Cache) -> tuple[str, bool]:
     outcome = cache.run()
     verified = outcome.answer.get("stats", {}).get("verified", 0)
-    return f"{_outcome(outcome)}, {verified} verified", _correct(outcome) and outcome.hit and verified >= 3
+    return f"{_describe_outcome(outcome)}, {verified} verified", _is_correct(
+        outcome
+    ) and outcome.is_hit and verified >= 3
 
 
-def _planted_pickle(cache: Cache) -> tuple[str, bool]:
+def _plant_pickle(cache: Cache) -> tuple[str, bool]:
     marker = cache.base / "the-planted-code-ran"
-    entry = cache.entries("aotautograd")[0]
+    entry = cache.list_entries("aotautograd")[0]
     entry.with_name("0").write_bytes(pickle.dumps(_Planted(marker)))
     outcome = cache.run()
     ran = "THE PLANTED CODE RAN" if marker.exists() else "the planted code did not run"
-    return f"{ran}, {_outcome(outcome)}", not marker.exists() and _correct(outcome) and outcome.hit
+    return f"{ran}, {_describe_outcome(outcome)}", not marker.exists() and _is_correct(outcome) and outcome.is_hit
 
 
-def _truncated(cache: Cache) -> tuple[str, bool]:
-    entry = cache.entries("aotautograd")[0]
+def _truncate_entry(cache: Cache) -> tuple[str, bool]:
+    entry = cache.list_entries("aotautograd")[0]
     entry.write_bytes(entry.read_bytes()[: entry.stat().st_size // 2])
     first, second = cache.run(), cache.run()
     left = "the damaged file is still there" if entry.exists() else "the damaged file is in quarantine"
-    fine = _correct(first) and _correct(second) and second.hit and not entry.exists()
-    return f"{_outcome(first)}, then {_outcome(second)}; {left}", fine
+    fine = _is_correct(first) and _is_correct(second) and second.is_hit and not entry.exists()
+    return f"{_describe_outcome(first)}, then {_describe_outcome(second)}; {left}", fine
 
 
-def _bit_flip(cache: Cache) -> tuple[str, bool]:
-    entry = cache.entries("aotautograd")[0]
+def _flip_bit(cache: Cache) -> tuple[str, bool]:
+    entry = cache.list_entries("aotautograd")[0]
     content = bytearray(entry.read_bytes())
     content[len(content) // 2] ^= 1
     entry.write_bytes(content)
     outcome = cache.run()
-    served = "THE ALTERED ENTRY WAS SERVED, " if outcome.hit else ""
-    return f"{served}{_outcome(outcome)}", _correct(outcome) and not outcome.hit
+    served = "THE ALTERED ENTRY WAS SERVED, " if outcome.is_hit else ""
+    return f"{served}{_describe_outcome(outcome)}", _is_correct(outcome) and not outcome.is_hit
 
 
-def _unpicklable_launcher(cache: Cache) -> tuple[str, bool]:
+def _plant_launcher(cache: Cache) -> tuple[str, bool]:
     for folder in ENTRY_FOLDERS:
         shutil.rmtree(cache.directory / folder)
     outcome = cache.run("--launcher", "--strict-autograd-cache")
     named = "entry.runtime_metadata.launchers[0]" in outcome.stderr
     text = ", warned of entry.runtime_metadata.launchers[0]" if named else ""
-    return _outcome(outcome) + text, _correct(outcome) and named
+    return _describe_outcome(outcome) + text, _is_correct(outcome) and named
 
 
 # These two fill the caches; each of the others starts from a copy of them.
-_FIRST: tuple[tuple[str, Scene], ...] = (("cold compile", _cold), ("warm start in a fresh process", _warm))
+_FIRST: tuple[tuple[str, Scene], ...] = (("cold compile", _run_cold), ("warm start in a fresh process", _run_warm))
 _FAULTS: tuple[tuple[str, Scene], ...] = (
-    ("hostile pickle planted beside an entry", _planted_pickle),
-    ("entry truncated; two runs", _truncated),
-    ("one bit of an entry flipped", _bit_flip),
-    ("launcher that does not pickle, torch strict", _unpicklable_launcher),
+    ("hostile pickle planted beside an entry", _plant_pickle),
+    ("entry truncated; two runs", _truncate_entry),
+    ("one bit of an entry flipped", _flip_bit),
+    ("launcher that does not pickle, torch strict", _plant_launcher),
 )
 
 
@@ -198,18 +200,18 @@ def run_demo(arguments: argparse.Namespace) -> View:  # noqa: ARG001
         stock, ours = Cache(base / "stock", stock=True), Cache(base / "safecache", stock=False)
         for cache in (stock, ours):
             cache.directory.mkdir(parents=True)
-        rows = list(_play(stock, ours, base))
+        rows = list(_play_scenes(stock, ours, base))
     headings = [Heading(name, folds=True) for name in ("scenario", "stock torch", "with safecache", "")]
     cells = [(*row[:3], "ok" if row.fine else "FAILED") for row in rows]
     text: list[str | Table] = ["The same work, the same faults:", Table(headings, cells, {"FAILED": "red"})]
     return View([row._asdict() for row in rows], text, 0 if all(row.fine for row in rows) else 1)
 
 
-def _play(stock: Cache, ours: Cache, base: Path) -> Iterator[Row]:
+def _play_scenes(stock: Cache, ours: Cache, base: Path) -> Iterator[Row]:
     steps = [(scenario, scene, cache) for scenario, scene in (*_FIRST, *_FAULTS) for cache in (stock, ours)]
     start = time.monotonic()
     texts: list[str] = []
-    with view.progress(total=len(steps)) as (bar, task):
+    with view.show_progress(total=len(steps)) as (bar, task):
         for number, (scenario, scene, cache) in enumerate(steps, 1):
             described = f"{scenario}: {cache.base.name}"
             bar.update(task, description=described)

@@ -12,9 +12,9 @@ from typing import Any
 import safecache
 from safecache.cli import EXIT_FINDINGS, view
 from safecache.cli.view import Heading, Table, View, add_json, require_zstandard
-from safecache.doctor import compare, examine, load_check
+from safecache.doctor import compare, examine_machine, load_check
 from safecache.doctor.comparison import Baseline
-from safecache.doctor.finding import SEVERITIES, worst
+from safecache.doctor.finding import SEVERITIES, find_worst
 from safecache.patching import activation, sinks
 from safecache.patching.hook import HookState, HookStatus
 from safecache.patching.sinks import Sink
@@ -40,13 +40,13 @@ def add_doctor(parser: argparse.ArgumentParser) -> None:
 def run_doctor(arguments: argparse.Namespace) -> View:
     """Examine this machine, a file or a cache from elsewhere."""
     if arguments.sources is not None:
-        return _compare(arguments.sources)
+        return _compare_sources(arguments.sources)
     if arguments.load:
         findings = load_check.check(arguments.load)
     else:
-        with view.progress(described="looking around"):
-            findings = examine(import_torch=not arguments.no_import)
-    data = {"file": arguments.load} if arguments.load else {"worst": worst(findings)}
+        with view.show_progress(described="looking around"):
+            findings = examine_machine(import_torch=not arguments.no_import)
+    data = {"file": arguments.load} if arguments.load else {"worst": find_worst(findings)}
     lines = [f"{each.severity}: {each.text}" for each in findings]
     if not arguments.load:
         counts = Counter(finding.severity for finding in findings)
@@ -54,28 +54,28 @@ def run_doctor(arguments: argparse.Namespace) -> View:
             ", ".join(f"{counts[severity]} {severity}" for severity in reversed(SEVERITIES) if counts[severity])
         )
     least = SEVERITIES.index("warning" if arguments.strict else "error")
-    code = EXIT_FINDINGS if SEVERITIES.index(worst(findings)) >= least else 0
+    code = EXIT_FINDINGS if SEVERITIES.index(find_worst(findings)) >= least else 0
     rows = [each._asdict() | {"evidence": each.evidence, "text": each.text} for each in findings]
     return View({**data, "findings": rows}, lines, code)
 
 
-def _compare(sources: list[str]) -> View:
+def _compare_sources(sources: list[str]) -> View:
     """Tell how caches from elsewhere differ; 1 if anything misses by that, or nothing lies there."""
     packs = [source for source in sources if is_pack(source)]
     directories = [source for source in sources if source not in packs]
     if packs:
         require_zstandard()
-    baselines = [Baseline.of_pack(pack) for pack in packs]
+    baselines = [Baseline.read_pack(pack) for pack in packs]
     if directories or not packs:
-        baselines.append(Baseline.of_directories(directories or warming.places()))
+        baselines.append(Baseline.collect_directories(directories or warming.list_caches()))
     groups = sum(baseline.groups for baseline in baselines)
     found = [each for baseline in baselines for each in compare(baseline)]
     lines = [f"{'misses' if each.misses else 'may miss'}: {each.text}" for each in found]
     if not groups:
         lines.append("it has no compiled files")
-    elif worst(found) != "error":
+    elif find_worst(found) != "error":
         lines.append("every entry can hit here as far as can be told without compiling")
-    misses = not groups or worst(found) == "error"
+    misses = not groups or find_worst(found) == "error"
     differences = [each._asdict() | {"reason": each.reason.value, "text": each.text} for each in found]
     data = {"groups": groups, "misses": misses, "differences": differences}
     return View(data, lines, EXIT_FINDINGS if misses else 0)
@@ -130,11 +130,11 @@ def _view_sinks(failed: dict[str, str], *, importing: bool) -> View:
     described = {"torch": provenance.torch_version(), "triton": provenance.describe()["triton"]}
     rows, vanished = list[dict[str, str]](), list[str]()
     for distribution in sinks.DISTRIBUTIONS:
-        found = sinks.installed(distribution)
+        found = sinks.scan_installed(distribution)
         if found is not None:
-            known = sinks.listed(distribution, sinks.release_of(described[distribution]))
-            rows += [_row(sink, known.get(sink), off) for sink in found]
-            vanished += [_name(sink) for sink in sinks.differences(found, known)[1]]
+            known = sinks.list_sinks(distribution, sinks.parse_release(described[distribution]))
+            rows += [_make_row(sink, known.get(sink), off) for sink in found]
+            vanished += [_name_sink(sink) for sink in sinks.find_differences(found, known)[1]]
     states = {row["state"] for row in rows} - ({"not yet imported"} if not importing else set())
     is_fine = states <= {"verified", "needs none"} and not vanished
     text: list[str | Table] = [
@@ -149,8 +149,13 @@ def _view_sinks(failed: dict[str, str], *, importing: bool) -> View:
     return View({**described, "sinks": rows, "vanished": vanished}, text, 0 if is_fine else 1)
 
 
-def _row(sink: Sink, verdict: sinks.Verdict | None, off: dict[str, str]) -> dict[str, str]:
-    row = {"sink": _name(sink), "hook": "", "state": "unknown", "reason": "It is not in the table of this release."}
+def _make_row(sink: Sink, verdict: sinks.Verdict | None, off: dict[str, str]) -> dict[str, str]:
+    row = {
+        "sink": _name_sink(sink),
+        "hook": "",
+        "state": "unknown",
+        "reason": "It is not in the table of this release.",
+    }
     if verdict is None:
         return row
     row["hook"] = " ".join(verdict.hooks)
@@ -165,7 +170,7 @@ def _row(sink: Sink, verdict: sinks.Verdict | None, off: dict[str, str]) -> dict
     return {**row, "state": "not yet imported" if waits else "not verified", "reason": "; ".join(problems)}
 
 
-def _name(sink: Sink) -> str:
+def _name_sink(sink: Sink) -> str:
     times = f" *{sink.times}" if sink.times > 1 else ""
     return f"{sink.module}: {sink.function}: {sink.what}{times}"
 
@@ -177,25 +182,25 @@ def _view_hooks(failed: dict[str, str], *, importing: bool, everything: bool) ->
     data = {
         "version": safecache.__version__,
         "enabled": bool(settings.enabled),
-        "observes": settings.observes,
+        "observes": settings.is_observing,
         "torch": provenance.torch_version(),
         "settings": {name: getattr(settings, name) for name in VALUES},
         "key": keys.signing.id.hex() if keys.signing else None,
         "key_problem": keys.problem,
-        "only_verifies": keys.is_verifier and not keys.objection(),
+        "only_verifies": keys.is_verifier and not keys.find_objection(),
         "trusted_keys": sorted(key_id.hex() for key_id in keys.trusted),
         "refused_keys": list(keys.problems),
         "hooks": [hook._asdict() for hook in hooks],
     }
     is_healthy = not importing or all(hook.state.is_healthy for hook in hooks)
     code = 0 if is_healthy and (keys.signing or data["only_verifies"]) and settings.enabled else 1
-    return View(data, _text(data, hooks, everything=everything), code)
+    return View(data, _format_status(data, hooks, everything=everything), code)
 
 
 def import_targets() -> dict[str, str]:
     """Import every target module; returns the reason, by hook name, for each that cannot be imported."""
     failed = {}
-    with view.progress(described="importing torch") as (bar, task):
+    with view.show_progress(described="importing torch") as (bar, task):
         for _, hook in activation.list_hooks():
             if "torch" in sys.modules and hook.is_not_for(provenance.torch_release()):
                 continue  # such a torch may not have the module either
@@ -207,7 +212,7 @@ def import_targets() -> dict[str, str]:
     return failed
 
 
-def _text(data: dict[str, Any], hooks: list[HookStatus], *, everything: bool) -> Iterator[str | Table]:
+def _format_status(data: dict[str, Any], hooks: list[HookStatus], *, everything: bool) -> Iterator[str | Table]:
     yield f"safecache {data['version']}, torch {data['torch'] or 'not installed'}"
     if data["observes"]:
         yield "SAFECACHE=observe: files that do not verify are reported and used, as in stock torch"

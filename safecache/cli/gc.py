@@ -26,6 +26,7 @@ from safecache.cli.view import (
     make_type,
     number,
 )
+from safecache.crash_guard import strikes
 from safecache.errors import EntryRefusedError, SafecacheError
 from safecache.isolation import crashes
 from safecache.places import layout
@@ -33,7 +34,6 @@ from safecache.settings import config, units
 from safecache.settings.units import write_count, write_size
 from safecache.store.groups import Group
 from safecache.tiers import levels
-from safecache.trials import strikes
 from safecache.upkeep import audit, copies, eviction
 from safecache.upkeep.audit import Quarantined
 from safecache.upkeep.eviction import Limits, Sweep
@@ -42,7 +42,7 @@ __all__ = [
     "add_forget",
     "add_gc",
     "add_quarantine",
-    "crash_rows",
+    "list_crashes",
     "run_forget",
     "run_gc",
     "run_quarantine",
@@ -82,7 +82,7 @@ def run_gc(arguments: argparse.Namespace) -> View:
     if arguments.quiet:
         os.nice(19)
     if arguments.all:
-        found = _sweep(arguments, _NOTHING, heed_jobs=not arguments.force)
+        found = _sweep_caches(arguments, _NOTHING, heed_jobs=not arguments.force)
     elif arguments.remote is not None:
         found = _sweep_remote(arguments)
     else:
@@ -94,7 +94,7 @@ def run_gc(arguments: argparse.Namespace) -> View:
         )
         if limits == Limits():
             print("safecache gc: no limit is set, by an option or SAFECACHE_LIMITS", file=sys.stderr)
-        found = _sweep(arguments, limits)
+        found = _sweep_caches(arguments, limits)
     return View(None, (), found.code) if arguments.quiet else found
 
 
@@ -125,11 +125,11 @@ def _sweep_remote(arguments: argparse.Namespace) -> View:
     return View(data, lines, int(bool(stuck)))
 
 
-def _sweep(arguments: argparse.Namespace, limits: Limits, *, heed_jobs: bool = True) -> View:
+def _sweep_caches(arguments: argparse.Namespace, limits: Limits, *, heed_jobs: bool = True) -> View:
     """Sweep each directory; show what was removed, what stays and why, and the size. Code 1 if something stays."""
     reports: dict[str, dict[str, Any] | None] = {}
     lines, is_clean = list[str](), True
-    for directory in arguments.directories or levels.existing_caches(config.child_environment()):
+    for directory in arguments.directories or levels.list_caches(config.copy_environment()):
         sweep = eviction.sweep(directory, limits, heed_jobs=heed_jobs, dry_run=arguments.dry_run)
         if sweep is None:
             reports[directory] = None
@@ -137,40 +137,40 @@ def _sweep(arguments: argparse.Namespace, limits: Limits, *, heed_jobs: bool = T
             # Which keeps its limits, and does not empty it.
             is_clean &= not arguments.all
         else:
-            reports[directory] = report = _report(sweep)
-            lines += _lines(directory, report)
+            reports[directory] = report = _report_sweep(sweep)
+            lines += _format_report(directory, report)
             is_clean &= not sweep.kept
     return View({"directories": reports}, lines, int(not is_clean))
 
 
-def _report(sweep: Sweep) -> dict[str, Any]:
+def _report_sweep(sweep: Sweep) -> dict[str, Any]:
     reasons = sorted({why for _, why in sweep.kept})
     return {
-        "removed": _sums(sweep.removed) | {"kinds": dict(Counter(group.kind.plural for group in sweep.removed))},
-        "kept": {why: _sums(group for group, reason in sweep.kept if reason == why) for why in reasons},
+        "removed": _sum_groups(sweep.removed) | {"kinds": dict(Counter(group.kind.plural for group in sweep.removed))},
+        "kept": {why: _sum_groups(group for group, reason in sweep.kept if reason == why) for why in reasons},
         "left": {"files": sweep.files, "bytes": sweep.size},
         "reaped_bytes": sweep.reaped,
     }
 
 
-def _sums(groups: Iterable[Group]) -> dict[str, Any]:
+def _sum_groups(groups: Iterable[Group]) -> dict[str, Any]:
     found = list(groups)
     sizes = {"files": sum(len(group.all_files) for group in found), "bytes": sum(group.size for group in found)}
     return {"groups": len(found)} | sizes
 
 
-def _lines(directory: str, report: dict[str, Any]) -> Iterator[str]:
+def _format_report(directory: str, report: dict[str, Any]) -> Iterator[str]:
     removed, left = report["removed"], report["left"]
     kinds = ", ".join(f"{count} of {kind}" for kind, count in sorted(removed["kinds"].items()))
-    yield f"{directory}: {_words(removed)} removed{f' ({kinds})' if kinds else ''}"
+    yield f"{directory}: {_format_sums(removed)} removed{f' ({kinds})' if kinds else ''}"
     if report["reaped_bytes"]:
         yield f"  {write_size(report['reaped_bytes'])} of dead writers removed"
     for why, sums in report["kept"].items():
-        yield f"  {_words(sums)} left: {why}"
+        yield f"  {_format_sums(sums)} left: {why}"
     yield f"  {write_count(left['files'], 'file')}, {write_size(left['bytes'])} are there now"
 
 
-def _words(sums: dict[str, Any]) -> str:
+def _format_sums(sums: dict[str, Any]) -> str:
     counts = write_count(sums["groups"], "group"), write_count(sums["files"], "file"), write_size(sums["bytes"])
     return ", ".join(counts)
 
@@ -212,12 +212,12 @@ def run_quarantine(arguments: argparse.Namespace) -> View:
         total = f"{len(found)} in quarantine, {write_size(sum(item.size for item in found))}"
         return View({"items": [_report_item(item) for item in found]}, [*table, total])
     if arguments.action == "rm":
-        return _remove(found if arguments.all else [_find(name, found) for name in arguments.items])
-    item = _find(arguments.items[0], found)
-    return _show(item) if arguments.action == "show" else _restore(item)
+        return _remove_items(found if arguments.all else [_find_item(name, found) for name in arguments.items])
+    item = _find_item(arguments.items[0], found)
+    return _show_item(item) if arguments.action == "show" else _restore_item(item)
 
 
-def _find(name: str, found: list[Quarantined]) -> Quarantined:
+def _find_item(name: str, found: list[Quarantined]) -> Quarantined:
     """Find the item of this name. Raises SafecacheError if the name is unknown or ambiguous."""
     matching = [item for item in found if item.name == name] or [item for item in found if item.name.startswith(name)]
     if len(matching) != 1:
@@ -240,14 +240,14 @@ def _report_item(item: Quarantined) -> dict[str, Any]:
     }
 
 
-def _show(item: Quarantined) -> View:
+def _show_item(item: Quarantined) -> View:
     objection, report = audit.find_objection(item), _report_item(item)
     lines = [f"{name + ':':<8}{value if value != '' else 'not known'}" for name, value in report.items()]
     would = f"It would be refused again: {objection}" if objection else "It would be taken now: `restore` puts it back"
     return View(report | {"refused": objection}, [*lines, f"{would}."])
 
 
-def _restore(item: Quarantined) -> View:
+def _restore_item(item: Quarantined) -> View:
     try:
         path = audit.restore_quarantined(item)
     except FileExistsError:
@@ -255,7 +255,7 @@ def _restore(item: Quarantined) -> View:
     return View({"item": item.name, "restored": path}, [f"{item.name} is back: {path}"])
 
 
-def _remove(items: list[Quarantined]) -> View:
+def _remove_items(items: list[Quarantined]) -> View:
     left = [item for item in items if not audit.remove_quarantined(item)]
     gone = [item for item in items if item not in left]
     size = sum(item.size for item in gone)
@@ -266,8 +266,10 @@ def _remove(items: list[Quarantined]) -> View:
 
 def run_forget(arguments: argparse.Namespace) -> View:
     """Forget crashes. Raises SafecacheError or OSError."""
-    roots = list(_roots(find_caches(arguments)))
-    found = [(root, hash) for root in roots for hash in crashes.hashes(root) if hash.startswith(arguments.hash or "")]
+    roots = list(_find_roots(find_caches(arguments)))
+    found = [
+        (root, hash) for root in roots for hash in crashes.list_hashes(root) if hash.startswith(arguments.hash or "")
+    ]
     forgotten = sum(int(crashes.forget(root, hash)) for root, hash in found)
     if arguments.hash is None:
         forgotten += sum(strikes.forget(root) for root in roots)
@@ -276,16 +278,16 @@ def run_forget(arguments: argparse.Namespace) -> View:
     return View(None, [f"{forgotten} forgotten"])
 
 
-def _roots(caches: Iterable[str]) -> Iterator[str]:
+def _find_roots(caches: Iterable[str]) -> Iterator[str]:
     for directory in caches:
         os.scandir(directory).close()
-        yield from layout.triton_caches(directory)
+        yield from layout.find_triton_caches(directory)
 
 
 def view_crashes(caches: Iterable[str]) -> View:
     """Show what has crashed in these caches. Raises OSError."""
-    roots = list(_roots(caches))
-    found = [row for root in roots for row in crash_rows(root)]
+    roots = list(_find_roots(caches))
+    found = [row for root in roots for row in list_crashes(root)]
     first_runs = list(audit.list_struck(roots))
     lines = []
     for row in found:
@@ -298,9 +300,9 @@ def view_crashes(caches: Iterable[str]) -> View:
     return View({"crashed": found, "first_runs": rows}, lines)
 
 
-def crash_rows(root: str) -> Iterator[dict[str, Any]]:
+def list_crashes(root: str) -> Iterator[dict[str, Any]]:
     """List what has crashed Triton's compiler, by its reports and by what is skipped for it."""
-    notes = dict(crashes.listed(root))
+    notes = dict(crashes.iter_notes(root))
     for path, summary in crashes.list_reports(root).items():
         note = notes.pop(str(summary.get("hash")), None)
         ended = summary.get("ended")

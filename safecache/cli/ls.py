@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from safecache import omitted
+from safecache import fingerprints
 from safecache.cli import gc
 from safecache.cli.view import (
     Complaint,
@@ -25,7 +25,7 @@ from safecache.cli.view import (
     number,
 )
 from safecache.errors import SafecacheError
-from safecache.files import opening, parallel
+from safecache.fs import opening, parallel
 from safecache.places.layout import CodeFile, Location
 from safecache.remote.client import Client
 from safecache.reporting.kinds import ENTRIES, Kind
@@ -37,7 +37,7 @@ from safecache.upkeep import audit, catalogue, copies, inventory
 from safecache.upkeep.catalogue import Catalogue, Description, Item
 from safecache.upkeep.copies import Held
 
-__all__ = ["USUAL", "Row", "add_ls", "add_show", "cells", "describe", "run_ls", "run_show"]
+__all__ = ["USUAL", "Row", "add_ls", "add_show", "describe_items", "format_cells", "run_ls", "run_show"]
 
 # What is in the way, or was there for something else, is listed only by its kind.
 USUAL = tuple(kind.word for kind in Kind if kind.plural and (kind in ENTRIES or kind.has_record))
@@ -86,48 +86,48 @@ def run_ls(arguments: argparse.Namespace) -> View:
         return _sum_caches(find_caches(arguments))
     words = arguments.kind or USUAL
     kinds = set(KINDS.values()) if "all" in words else {KINDS[word] for word in words}
-    found = catalogue.take(find_caches(arguments), kinds | {Kind.FX_ENTRY})
-    rows = _rows(found, kinds, arguments.sort, arguments.limit)
+    found = catalogue.list_items(find_caches(arguments), kinds | {Kind.FX_ENTRY})
+    rows = _select_rows(found, kinds, arguments.sort, arguments.limit)
     total = sum(item.group.kind in kinds for item in found.items)
     files, size = found.other
     more = f", {len(rows)} of them shown" if len(rows) < total else ""
     return View(
         {"entries": [_report_row(row) for row in rows], "total": total, "other": {"files": files, "bytes": size}},
-        [*_table(rows, found), f"{total} in all{more}; {write_count(files, 'other file')}, {write_size(size)}"],
+        [*_make_table(rows, found), f"{total} in all{more}; {write_count(files, 'other file')}, {write_size(size)}"],
     )
 
 
-def _rows(found: Catalogue, kinds: set[Kind], sort: str, limit: int | None) -> list[Row]:
+def _select_rows(found: Catalogue, kinds: set[Kind], sort: str, limit: int | None) -> list[Row]:
     """Only what is shown is read, unless it is to be sorted by what has to be read."""
     items = sorted((item for item in found.items if item.group.kind in kinds), key=_ORDERS[sort])
     if sort == "name":
-        rows = describe(items, found)
+        rows = describe_items(items, found)
         rows.sort(key=lambda row: (not row.description.name, row.description.name))
         return rows[:limit]
-    return describe(items[:limit], found)
+    return describe_items(items[:limit], found)
 
 
 _ORDERS: dict[str, Callable[[Item], tuple[Any, ...]]] = {
-    "size": lambda item: (-item.size, _place(item)),
-    "age": lambda item: (item.made, _place(item)),
-    "used": lambda item: (-item.used, _place(item)),
-    "name": lambda item: _place(item),
+    "size": lambda item: (-item.size, _make_place(item)),
+    "age": lambda item: (item.made, _make_place(item)),
+    "used": lambda item: (-item.used, _make_place(item)),
+    "name": lambda item: _make_place(item),
 }
 
 
-def _place(item: Item) -> tuple[str, ...]:
+def _make_place(item: Item) -> tuple[str, ...]:
     return item.group.kind.word, item.group.name, item.directory, item.group.root
 
 
-def describe(items: Sequence[Item], found: Catalogue) -> list[Row]:
+def describe_items(items: Sequence[Item], found: Catalogue) -> list[Row]:
     """A row for each item, except those removed since they were listed."""
     known = found.known
     keyring.current()  # here, in one thread: the first use creates a key
 
-    def described(item: Item) -> Description | None:
+    def describe_item(item: Item) -> Description | None:
         return catalogue.describe(item, known)
 
-    descriptions = parallel.map_in_threads(described, items)
+    descriptions = parallel.map_in_threads(describe_item, items)
     return [Row(item, said) for item, said in zip(items, descriptions, strict=True) if said is not None]
 
 
@@ -147,25 +147,25 @@ def _report_row(row: Row) -> dict[str, Any]:
         "gpu": said.gpu,
         "torch": said.torch,
         "triton": said.triton,
-        "signers": [{"id": signer, "name": _signer_name(signer)} for signer in said.signers],
+        "signers": [{"id": signer, "name": _find_signer_name(signer)} for signer in said.signers],
         "states": dict(said.states),
     }
 
 
-def _signer_name(key_id: str) -> str:
+def _find_signer_name(key_id: str) -> str:
     """The name of the trusted key with this id; "" if it has none or is not known."""
     key = keyring.current(tell=False).trusted.get(bytes.fromhex(key_id))
     return key.name if key is not None else ""
 
 
-def _table(rows: Sequence[Row], found: Catalogue) -> list[Table]:
+def _make_table(rows: Sequence[Row], found: Catalogue) -> list[Table]:
     """A table of the rows, with unambiguous beginnings of keys; none if there are none."""
-    short = _shortened({item.group.name for item in found.items})
+    short = _shorten_names({item.group.name for item in found.items})
     now = time.time()
-    return [Table(_HEADINGS, (cells(row, short[row.item.group.name], now) for row in rows))] if rows else []
+    return [Table(_HEADINGS, (format_cells(row, short[row.item.group.name], now) for row in rows))] if rows else []
 
 
-def cells(row: Row, key: str, now: float) -> list[str]:
+def format_cells(row: Row, key: str, now: float) -> list[str]:
     """The row of the table, with ``key`` in place of its key: name, key, kind, size, age, use, GPU, build, seal."""
     item, said = row
     ages = [write_age(max(0.0, now - stamp)) for stamp in (item.made, item.used)]
@@ -173,7 +173,7 @@ def cells(row: Row, key: str, now: float) -> list[str]:
     state = ", ".join(f"{count} {state}" for state, count in sorted(said.states.items())) or "-"
     if len(said.states) == 1:
         (state,) = said.states
-    signers = " ".join(_signer_name(signer) or signer[:8] for signer in said.signers)
+    signers = " ".join(_find_signer_name(signer) or signer[:8] for signer in said.signers)
     return [
         said.name or "-",
         key,
@@ -186,7 +186,7 @@ def cells(row: Row, key: str, now: float) -> list[str]:
     ]
 
 
-def _shortened(names: set[str]) -> dict[str, str]:
+def _shorten_names(names: set[str]) -> dict[str, str]:
     """Map each name to a beginning of it that no other name shares."""
     lengths = dict.fromkeys(names, _SHORTEST_KEY)
     for one, other in itertools.pairwise(sorted(names)):
@@ -201,12 +201,12 @@ def _sum_caches(directories: Iterable[str]) -> View:
     text: list[str | Table] = []
     for each in reports:
         rows = [*each["kinds"].items(), *((name, each[name]) for name in ("other", "total"))]
-        text += [each["directory"], _sum_table(rows, ("groups", "files", "bytes", "oldest_use", "newest_use"))]
+        text += [each["directory"], _show_sums(rows, ("groups", "files", "bytes", "oldest_use", "newest_use"))]
     return View({"directories": reports}, text)
 
 
 def _sum_cache(directory: str) -> dict[str, Any]:
-    found = inventory.take(directory)
+    found = inventory.take_inventory(directory)
     kinds: dict[str, dict[str, Any]] = {}
     for kind in KINDS.values():
         groups = [group for group in found.groups if group.kind is kind]
@@ -224,7 +224,7 @@ def _sum_cache(directory: str) -> dict[str, Any]:
     return {"directory": directory, "kinds": kinds, "other": other, "total": total}
 
 
-def _sum_table(rows: Iterable[tuple[str, dict[str, Any]]], names: tuple[str, ...]) -> Table:
+def _show_sums(rows: Iterable[tuple[str, dict[str, Any]]], names: tuple[str, ...]) -> Table:
     """A row for each kind, with these of its numbers, as far as it has them, and how long ago these moments are."""
 
     def write(name: str, value: Any) -> str:
@@ -245,7 +245,7 @@ def _sum_remote(remote: Client, held: list[Held]) -> View:
     kinds = {name: _sum_held(found) for name, found in by_kind.items() if found}
     namespace, total = config.current().namespace, _sum_held(held)
     # Redis does not tell when something was written.
-    table = _sum_table([*kinds.items(), ("total", total)], ("groups", "of_this_build", "bytes", "oldest", "newest"))
+    table = _show_sums([*kinds.items(), ("total", total)], ("groups", "of_this_build", "bytes", "oldest", "newest"))
     data = {"remote": remote.shown, "namespace": namespace, "kinds": kinds, "total": total}
     return View(data, [f"{remote.shown}, namespace {namespace}", table])
 
@@ -271,19 +271,19 @@ def add_show(parser: argparse.ArgumentParser) -> None:
 
 def run_show(arguments: argparse.Namespace) -> View:
     """Tell all about it; 1 if several match, or a load would refuse a file. Raises SafecacheError or OSError."""
-    found = catalogue.take(find_caches(arguments), _SHOWN)
-    rows = _matching(arguments.name, found)
+    found = catalogue.list_items(find_caches(arguments), _SHOWN)
+    rows = _find_matching(arguments.name, found)
     if not rows:
         raise SafecacheError(f"nothing is called {arguments.name} there")
     if len({row.item.group.name for row in rows}) > 1:
         several = Complaint(f"safecache show: {len(rows)} are called so: give the key of one")
-        return View({"matches": [_report_row(row) for row in rows]}, [*_table(rows, found), several], 1)
-    reports = [_report(row) for row in rows]
+        return View({"matches": [_report_row(row) for row in rows]}, [*_make_table(rows, found), several], 1)
+    reports = [_report_details(row) for row in rows]
     is_refused = any(file["refused"] for each in reports for file in each["contents"])
-    return View({"entries": reports}, itertools.chain.from_iterable(map(_text, reports)), int(is_refused))
+    return View({"entries": reports}, itertools.chain.from_iterable(map(_format_report, reports)), int(is_refused))
 
 
-def _matching(text: str, found: Catalogue) -> list[Row]:
+def _find_matching(text: str, found: Catalogue) -> list[Row]:
     """The matches by path, by key or its beginning, or else by name, which requires reading all files."""
     places = set[str]()
     if os.sep in text:
@@ -295,28 +295,34 @@ def _matching(text: str, found: Catalogue) -> list[Row]:
     items = items or [item for item in found.items if item.group.name == text]
     items = items or [item for item in found.items if text and item.group.name.startswith(text)]
     if items or places:
-        return describe(items, found)
-    return [row for row in describe(found.items, found) if text in row.description.names]
+        return describe_items(items, found)
+    return [row for row in describe_items(found.items, found) if text in row.description.names]
 
 
-def _report(row: Row) -> dict[str, Any]:
+def _report_details(row: Row) -> dict[str, Any]:
     group = row.item.group
-    options = catalogue.read(file.path for file in group.files).options if group.kind is Kind.KERNEL else ()
+    options = (
+        catalogue.read_unverified_metadata(file.path for file in group.files).options
+        if group.kind is Kind.KERNEL
+        else ()
+    )
     ring, now, own = keyring.current(tell=False), time.time(), config.current().namespace
     keys = {signer: ring.find(bytes.fromhex(signer)) for signer in row.description.signers}
-    trusted = {each for each, key in keys.items() if key and key.objection(now) is None and key.allows(own)}
+    trusted = {each for each, key in keys.items() if key and key.find_objection(now) is None and key.can_supply(own)}
     return _report_row(row) | {
-        "signers": [{"id": each, "name": _signer_name(each), "trusted": each in trusted} for each in keys],
+        "signers": [{"id": each, "name": _find_signer_name(each), "trusted": each in trusted} for each in keys],
         "provenance": dict(row.description.provenance),
         "options": dict(options),
         "kernels": list(row.description.kernels),
-        "refers_to": [key for key in catalogue.keys(file.path for file in group.files) if key != group.name],
-        "contents": _contents(group),
-        "quarantined": list(_history(row.item)),
+        "refers_to": [
+            key for key in catalogue.read_unverified_keys(file.path for file in group.files) if key != group.name
+        ],
+        "contents": _judge_contents(group),
+        "quarantined": list(_list_history(row.item)),
     }
 
 
-def _contents(group: Group) -> list[dict[str, Any]]:
+def _judge_contents(group: Group) -> list[dict[str, Any]]:
     """Describe the group's files, without records and lock; those with a seal or record are judged as by a load."""
     paths = {file.path for file in group.files if not os.path.basename(file.path).startswith(".")}
     if group.kind in ENTRIES:
@@ -332,7 +338,7 @@ def _contents(group: Group) -> list[dict[str, Any]]:
         {
             "path": file.path,
             "bytes": file.size,
-            "sha256": _digest(file),
+            "sha256": _digest_file(file),
             "verified": file.path in paths and file.path not in refused,
             "refused": refused.get(file.path),
         }
@@ -340,7 +346,7 @@ def _contents(group: Group) -> list[dict[str, Any]]:
     ]
 
 
-def _digest(file: File) -> str | None:
+def _digest_file(file: File) -> str | None:
     """The SHA-256 in hex; None for what is not a regular file or cannot be read."""
     try:
         return opening.digest_regular(file.path, opening.check_regular, flags=os.O_NOFOLLOW).hex()
@@ -348,7 +354,7 @@ def _digest(file: File) -> str | None:
         return None
 
 
-def _history(item: Item) -> Iterator[dict[str, str]]:
+def _list_history(item: Item) -> Iterator[dict[str, str]]:
     """List what was quarantined from the item's place and is still in quarantine."""
     for each in audit.list_quarantined([item.directory]):
         folder, name = os.path.split(each.origin)
@@ -356,8 +362,8 @@ def _history(item: Item) -> Iterator[dict[str, str]]:
             yield {"item": each.name, "time": each.time, "reason": each.reason}
 
 
-def _text(report: dict[str, Any]) -> Iterator[str | Table]:
-    for label, text in _lines(report):
+def _format_report(report: dict[str, Any]) -> Iterator[str | Table]:
+    for label, text in _list_fields(report):
         if text:
             yield f"{label + ':':<13}{text}"
     rows = [
@@ -385,7 +391,7 @@ _FILE_HEADINGS = (
 )
 
 
-def _lines(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
+def _list_fields(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "name", report["name"]
     yield "kind", KINDS[report["kind"]].plural
     yield "key", report["key"]
@@ -401,10 +407,10 @@ def _lines(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
         trusted = "trusted here" if signer["trusted"] else "not trusted here"
         yield "signer", " ".join(filter(None, (signer["id"], signer["name"], f"({trusted})")))
     for name, value in report["provenance"].items():
-        if name not in (*_BUILD, "gpu", omitted.FIELD):
+        if name not in (*_BUILD, "gpu", fingerprints.FIELD):
             label, text = _FIELDS.get(name, (name, "{}"))
             yield label, text.format(value) if value else ""
-    for refuses, text in omitted.described(report["provenance"]):
+    for refuses, text in fingerprints.describe_items(report["provenance"]):
         yield ("compared" if refuses else "noted"), text
     yield "kernels", ", ".join(report["kernels"][1:] and report["kernels"])
     yield "refers to", ", ".join(report["refers_to"])

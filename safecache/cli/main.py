@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, NoReturn
 
 from safecache._version import __version__
 from safecache.cli import EXIT_FINDINGS, EXIT_USAGE, NotRunError, UsageError
-from safecache.errors import ConfigError, SafecacheError, printable
-from safecache.files import stamps
+from safecache.errors import ConfigError, SafecacheError, make_printable
+from safecache.fs import stamps
 from safecache.reporting import kinds
 from safecache.settings import config
 from safecache.settings.config import EXIT_CONFIG
@@ -21,7 +21,7 @@ from safecache.settings.config import EXIT_CONFIG
 if TYPE_CHECKING:
     from safecache.cli.view import View
 
-__all__ = ["add_help", "add_run", "environment_for_children", "main", "run_help", "run_run"]
+__all__ = ["add_help", "add_run", "main", "make_child_environment", "run_help", "run_run"]
 
 # The commands by purpose: for each its module, imported only when the command runs, and its help text. The module has
 # functions add_COMMAND, which adds its arguments, and run_COMMAND.
@@ -69,7 +69,7 @@ _ALIASES = {
 _OF_COPY = ("push", "pull", "pack", "unpack", "merge")
 
 
-def _overview() -> argparse.ArgumentParser:
+def _make_overview() -> argparse.ArgumentParser:
     groups = []
     for group, commands in _GROUPS.items():
         groups += [f"{group}:", *(f"  {command:<12}{what}" for command, (_, what) in commands.items()), ""]
@@ -99,10 +99,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         words[:1] = _ALIASES[words[0]]
     is_unknown = bool(words) and words[0] not in {*_COMMANDS, *_OF_COPY} and words[0][:1] != "-"
     for near in difflib.get_close_matches(words[0], _COMMANDS, 1) if is_unknown else ():
-        print(printable(f"safecache: there is no command {words[0]!r}: did you mean {near!r}?"), file=sys.stderr)
+        print(make_printable(f"safecache: there is no command {words[0]!r}: did you mean {near!r}?"), file=sys.stderr)
         return EXIT_USAGE
     is_of_copy = bool(words) and words[0] in _OF_COPY
-    command: str = words[0] if is_of_copy else _overview().parse_args(words[:1]).command
+    command: str = words[0] if is_of_copy else _make_overview().parse_args(words[:1]).command
     name = "copy" if is_of_copy else command
     module_name, what = _COMMANDS[name]
     module = importlib.import_module(f"safecache.cli.{module_name}")
@@ -114,7 +114,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             config.current()
         if command not in ("doctor", "status"):  # which say what the settings are
             config.enforce()
-        with stamps.suspended():
+        with stamps.suspend_stamping():
             code: int = getattr(module, f"run_{name}")(arguments).show(as_json=getattr(arguments, "json", False))
         sys.stdout.flush()
         return code
@@ -126,7 +126,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"safecache: {error}", file=sys.stderr)
         return EXIT_CONFIG
     except (SafecacheError, OSError) as error:
-        print(printable(f"safecache {command}: {error}"), file=sys.stderr)
+        print(make_printable(f"safecache {command}: {error}"), file=sys.stderr)
         return getattr(error, "exit_code", EXIT_FINDINGS)
     except KeyboardInterrupt:
         return 130
@@ -153,7 +153,7 @@ _PAGES = {
 }
 
 
-def _section(text: str, anchor: str) -> str | None:
+def _find_section(text: str, anchor: str) -> str | None:
     """Return the section of this page whose heading GitHub links to as ``anchor``; None if there is none."""
     from rich.markdown import Markdown
 
@@ -189,7 +189,7 @@ def run_help(arguments: argparse.Namespace) -> View:
     page, _, anchor = arguments.topic.partition("#")
     if page not in texts:
         raise UsageError(f"there is no page {page}, but {', '.join(sorted(texts))}")
-    text = _section(texts[page], anchor) if anchor else texts[page]
+    text = _find_section(texts[page], anchor) if anchor else texts[page]
     if text is None:
         raise UsageError(f"page {page} has no section {anchor}: safecache help {page} prints all of it")
     if console.is_terminal:
@@ -201,10 +201,10 @@ def run_help(arguments: argparse.Namespace) -> View:
 _BOOTSTRAP = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "bootstrap")
 
 
-def environment_for_children() -> dict[str, str]:
+def make_child_environment() -> dict[str, str]:
     """The environment that activates safecache: our sitecustomize first on PYTHONPATH."""
     config.name_run()
-    environment = config.child_environment()
+    environment = config.copy_environment()
     before = environment.get("PYTHONPATH", "")
     # An empty entry means the current directory, but an empty variable means none.
     entries = [entry for entry in before.split(os.pathsep) if entry != _BOOTSTRAP] if before else []
@@ -222,7 +222,7 @@ def run_run(arguments: argparse.Namespace) -> NoReturn:
     command = arguments.argv[1:] if arguments.argv[:1] == ["--"] else arguments.argv
     if not command:
         raise UsageError("no command given: safecache run -- CMD...")
-    environment = environment_for_children()
+    environment = make_child_environment()
     try:
         os.execvpe(command[0], command, environment)
     except OSError as error:

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from safecache.errors import ConfigError, SafecacheError, printable
+from safecache.errors import ConfigError, SafecacheError, make_printable
 from safecache.places import layout
 from safecache.remote import client
 from safecache.remote.client import Client, Unavailable
@@ -42,9 +42,9 @@ __all__ = [
     "list_remote",
     "make_type",
     "number",
-    "progress",
-    "remote_url",
+    "parse_remote_url",
     "require_zstandard",
+    "show_progress",
 ]
 
 _LEAST_FOLDED = 8
@@ -75,15 +75,15 @@ class Table(NamedTuple):
         """Print it on stdout."""
         console = Console()
         names = [heading.name for heading in self.headings]
-        rows = [[printable(cell) for cell in row] for row in self.rows]
+        rows = [[make_printable(cell) for cell in row] for row in self.rows]
         widths = [max(map(cell_len, column)) for column in zip(names, *rows, strict=True)]
         if console.is_terminal:
-            widths = _fit(self.headings, widths, console.width)
-        for line in _lines(self.headings, names, widths):
+            widths = _fit_widths(self.headings, widths, console.width)
+        for line in _format_lines(self.headings, names, widths):
             console.print(Text(line, style="bold"), soft_wrap=True)
         for row in rows:
             colour = next((self.colours[cell] for cell in row if cell in self.colours), "")
-            for line in _lines(self.headings, row, widths):
+            for line in _format_lines(self.headings, row, widths):
                 if colour and console.is_terminal:
                     console.print(Text(line, style=colour), soft_wrap=True)
                 else:
@@ -114,14 +114,14 @@ class View(NamedTuple):
                 part.print()
             elif isinstance(part, Complaint):
                 sys.stdout.flush()
-                print(printable(part), file=sys.stderr)
+                print(make_printable(part), file=sys.stderr)
             else:
-                print(printable(part))
+                print(make_printable(part))
         return self.code
 
 
 @contextmanager
-def progress(*, total: int | None = None, described: str = "") -> Iterator[tuple[Progress, TaskID]]:
+def show_progress(*, total: int | None = None, described: str = "") -> Iterator[tuple[Progress, TaskID]]:
     """Context of a bar on stderr, or of a spinner without a ``total``; nothing is shown without a terminal."""
     console = Console(stderr=True)
     of_total = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()) if total is not None else (SpinnerColumn(),)
@@ -130,7 +130,7 @@ def progress(*, total: int | None = None, described: str = "") -> Iterator[tuple
         yield bar, bar.add_task(described, total=total)
 
 
-def _fit(headings: Sequence[Heading], widths: Sequence[int], width: int) -> list[int]:
+def _fit_widths(headings: Sequence[Heading], widths: Sequence[int], width: int) -> list[int]:
     """Column widths that fit into ``width``: the widest folding column shrinks first, down to a readable minimum."""
     fitted = list(widths)
     folding = [number for number, heading in enumerate(headings) if heading.folds]
@@ -142,8 +142,8 @@ def _fit(headings: Sequence[Heading], widths: Sequence[int], width: int) -> list
     return fitted
 
 
-def _lines(headings: Sequence[Heading], row: Sequence[str], widths: Sequence[int]) -> Iterator[str]:
-    folded = [list(_chop(cell, width)) for cell, width in zip(row, widths, strict=True)]
+def _format_lines(headings: Sequence[Heading], row: Sequence[str], widths: Sequence[int]) -> Iterator[str]:
+    folded = [list(_chop_cell(cell, width)) for cell, width in zip(row, widths, strict=True)]
     for parts in itertools.zip_longest(*folded, fillvalue=""):
         padded = (
             " " * (width - cell_len(part)) + part if heading.right else set_cell_size(part, width)
@@ -152,7 +152,7 @@ def _lines(headings: Sequence[Heading], row: Sequence[str], widths: Sequence[int
         yield " ".join(padded).rstrip()
 
 
-def _chop(cell: str, width: int) -> Iterator[str]:
+def _chop_cell(cell: str, width: int) -> Iterator[str]:
     """Pieces of at most that width, cut between words if possible; each has at least one letter, which may be wider."""
     while cell_len(cell) > width:
         end = next((end for end in range(width, 1, -1) if cell_len(cell[:end]) <= width), 1)
@@ -184,14 +184,14 @@ def add_places(parser: argparse.ArgumentParser, *, again: bool = False) -> None:
 def add_remote(parser: argparse.ArgumentParser, *, instead: str) -> None:
     """Add ``--remote``; ``instead``: what the command does with it in place of what it does without."""
     text = f"{instead}; default: that of SAFECACHE_TIERS"
-    parser.add_argument("--remote", nargs="?", const="", type=remote_url, metavar="URL", help=text)
+    parser.add_argument("--remote", nargs="?", const="", type=parse_remote_url, metavar="URL", help=text)
 
 
-def remote_url(text: str, *others: str) -> str:
+def parse_remote_url(text: str, *others: str) -> str:
     """An argparse type: the URL of a remote, or nothing. ``others``: further schemes, for the error message."""
     try:
         if text:
-            settings.remote_values(text)
+            settings.parse_remote(text)
     except ValueError:
         # What it is may have a password in it.
         allowed = ", ".join((*settings.REMOTES, *others))
@@ -204,7 +204,7 @@ def list_remote(arguments: argparse.Namespace) -> tuple[Client, list[Held]]:
 
     Raises ConfigError where there is none, and SafecacheError for one that cannot be listed.
     """
-    found = client.background_client(arguments.remote or None)
+    found = client.get_background(arguments.remote or None)
     if found is None:
         raise ConfigError("there is no remote cache: name one in SAFECACHE_TIERS, or give --remote URL")
     try:
@@ -215,9 +215,9 @@ def list_remote(arguments: argparse.Namespace) -> tuple[Client, list[Held]]:
 
 def find_caches(arguments: argparse.Namespace) -> list[str]:
     """The directories that were named, or else those that torch and Triton would use; and vLLM's below them."""
-    environ, named = config.child_environment(), arguments.directories
-    of_vllm = (cache for place in named or [layout.vllm_cache_dir(environ)] for cache in layout.vllm_caches(place))
-    return [*(named or levels.existing_caches(environ)), *of_vllm]
+    environ, named = config.copy_environment(), arguments.directories
+    of_vllm = (cache for place in named or [layout.vllm_cache_dir(environ)] for cache in layout.find_vllm_caches(place))
+    return [*(named or levels.list_caches(environ)), *of_vllm]
 
 
 def require_zstandard() -> None:
@@ -229,13 +229,13 @@ def require_zstandard() -> None:
 def make_type(parse: Callable[[str], int], allowed: str) -> Callable[[str], int]:
     """An argparse type that calls ``parse``; ``allowed``: the valid values, for the error message."""
 
-    def checked(text: str) -> int:
+    def check_text(text: str) -> int:
         try:
             return parse(text)
         except ValueError:
             raise argparse.ArgumentTypeError(f"{text!r} is not {allowed}") from None
 
-    return checked
+    return check_text
 
 
 number = make_type(units.parse_count, "a number from 1")

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator
 
 from safecache.cli import EXIT_FINDINGS, NotRunError, UsageError
-from safecache.cli.main import environment_for_children
+from safecache.cli.main import make_child_environment
 from safecache.cli.view import Complaint, View, add_json, number
 from safecache.reporting.kinds import Kind
 from safecache.settings.units import write_count
@@ -42,7 +42,7 @@ def run_warm(arguments: argparse.Namespace) -> View:
         raise UsageError("no command given: safecache warm -- CMD...")
     is_function = len(words) == 1 and _FUNCTION.fullmatch(words[0]) and shutil.which(words[0]) is None
     command = [sys.executable, "-c", _CALL, words[0]] if is_function else words
-    path = {"PYTHONPATH": environment_for_children()["PYTHONPATH"]}
+    path = {"PYTHONPATH": make_child_environment()["PYTHONPATH"]}
     try:
         # What it prints is not to be mixed with ours.
         warmed = warming.run(
@@ -65,14 +65,14 @@ def run_warm(arguments: argparse.Namespace) -> View:
         "never_cached": [each._asdict() for each in warmed.never_cached],
         "obstacles": warmed.obstacles,
     }
-    return View(data, _lines(warmed), code)
+    return View(data, _format_lines(warmed), code)
 
 
-def _lines(warmed: Warmed) -> Iterator[str]:
+def _format_lines(warmed: Warmed) -> Iterator[str]:
     for number_of, process in enumerate(warmed.processes, 1):
-        yield f"process {number_of}: {_of_process(process)}"
+        yield f"process {number_of}: {_describe_process(process)}"
         if process.status:
-            yield Complaint(f"safecache warm: process {number_of} ended with status {_status(process.status)}")
+            yield Complaint(f"safecache warm: process {number_of} ended with status {_format_status(process.status)}")
     if warmed.interrupted:
         yield Complaint(f"safecache warm: interrupted by {warmed.interrupted}")
     for each in warmed.missing:
@@ -92,7 +92,7 @@ _IDLE = (
 )
 
 
-def _status(status: int) -> str:
+def _format_status(status: int) -> str:
     try:
         return f"{status} ({signal.Signals(status - 128).name})" if status > 128 else str(status)
     except ValueError:
@@ -102,7 +102,7 @@ def _status(status: int) -> str:
 _NOUNS = {kind.plural: kind.noun for kind in Kind} | {"libraries": "library"}
 
 
-def _of_process(process: Process) -> str:
+def _describe_process(process: Process) -> str:
     compiled = ", ".join(write_count(count, _NOUNS[kinds], kinds) for kinds, count in process.compiled.items())
     spent = f" in {process.compiling_seconds:.1f} s" if process.compiling_seconds else ""
     parts = [f"{process.hits} of {write_count(process.lookups, 'lookup')} hit"]

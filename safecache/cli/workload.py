@@ -15,7 +15,7 @@ import time
 from typing import Any
 
 
-def _arguments() -> argparse.Namespace:
+def _parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("--stock", action="store_true", help="do not import safecache")
     parser.add_argument("--layers", type=int, default=2)
@@ -65,14 +65,14 @@ def _train_step(layers: int, device: str) -> tuple[float, float]:
     return seconds, max(float(difference) for difference in [(y - expected).abs().max(), *differences])
 
 
-def _cpu_seconds() -> float:
+def _measure_cpu_seconds() -> float:
     usages = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
 def main() -> None:
     """Do the work and print the result."""
-    arguments = _arguments()
+    arguments = _parse_arguments()
     # The warnings of torch and safecache are part of the report, which the demo shows.
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(name)s: %(message)s")
     if not arguments.stock:
@@ -84,13 +84,13 @@ def main() -> None:
     if arguments.launcher:
         _plant_launcher()
     answer: dict[str, Any] = {"torch": torch.__version__, "error": None}
-    started = _cpu_seconds()
+    started = _measure_cpu_seconds()
     try:
         with torch._functorch.config.patch(strict_autograd_cache=arguments.strict_autograd_cache):
             answer["seconds"], answer["difference"] = _train_step(arguments.layers, arguments.device)
     except Exception as error:
         answer["error"] = f"{type(error).__name__}: {str(error).splitlines()[0]}"
-    answer["cpu_seconds"] = _cpu_seconds() - started
+    answer["cpu_seconds"] = _measure_cpu_seconds() - started
     aot, inductor = counters["aot_autograd"], counters["inductor"]
     answer["aot_hits"], answer["fx_hits"] = aot["autograd_cache_hit"], inductor["fxgraph_cache_hit"]
     if not arguments.stock:

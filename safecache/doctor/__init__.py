@@ -1,7 +1,7 @@
 """Find what keeps caches from working on this machine: one module for each heading of the report.
 
 And all checks in their order: of this machine, none of which can prevent the others, and of a cache from elsewhere. May
-import the rooms up to isolation.
+import the packages up to isolation.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from safecache.doctor.comparison import Baseline
 from safecache.doctor.finding import SEVERITIES, Difference, Finding
 from safecache.settings import config
 
-__all__ = ["CHECKS", "Check", "Needs", "compare", "examine"]
+__all__ = ["CHECKS", "Check", "Needs", "compare", "examine_machine"]
 
 
 # Seconds. A file server that is down never answers, and a process that waits for it cannot even be killed.
@@ -81,21 +81,21 @@ CHECKS: dict[str, Check] = {
 }
 
 
-def examine(*, import_torch: bool) -> list[Finding]:
+def examine_machine(*, import_torch: bool) -> list[Finding]:
     """Check this machine and return the findings, worst first, then in the order of the checks.
 
     Changes nothing that lasts, but reloads this process's settings: invalid ones and strict mode count as unset.
     Without ``import_torch`` the hooks are not checked.
     """
-    environ = config.child_environment()
+    environ = config.copy_environment()
     # In strict mode, problems would raise: here they are findings.
-    config.reload(without={*config.problems(environ), "SAFECACHE_STRICT"})
+    config.reload(without={*config.find_problems(environ), "SAFECACHE_STRICT"})
     config.enforce()
     found = []
-    with _silent():
+    with _silence_log():
         for name, check in CHECKS.items():
             if check.needs is Needs.ENVIRONMENT or (import_torch and check.needs is Needs.TORCH):
-                found += _run(name, check, environ)
+                found += _run_check(name, check, environ)
     return sorted(found, key=lambda each: -SEVERITIES.index(each.severity))
 
 
@@ -111,7 +111,7 @@ def compare(baseline: Baseline) -> list[Difference]:
     return sorted(found, key=lambda each: -SEVERITIES.index(each.severity))
 
 
-def _run(name: str, check: Check, environ: Mapping[str, str]) -> list[Finding]:
+def _run_check(name: str, check: Check, environ: Mapping[str, str]) -> list[Finding]:
     """The findings of one check until it ends, fails or runs out of time."""
     found: list[Finding] = []
 
@@ -136,7 +136,7 @@ def _run(name: str, check: Check, environ: Mapping[str, str]) -> list[Finding]:
 
 
 @contextmanager
-def _silent() -> Iterator[None]:
+def _silence_log() -> Iterator[None]:
     """Turn off safecache's log within the block: the findings report what would be logged."""
     logger = logging.getLogger("safecache")
     before, logger.disabled = logger.disabled, True

@@ -67,24 +67,24 @@ class Baseline:
         self.keys: Mapping[str, Any] = baked.get("components", {})
 
     @classmethod
-    def of_pack(cls, path: str) -> Baseline:
+    def read_pack(cls, path: str) -> Baseline:
         """Return the baseline of the pack at ``path``, with ``refusal`` if the pack is refused. Raises OSError."""
         try:
-            manifest = archive.opened(path).manifest
+            manifest = archive.open_pack(path).manifest
         except PackRefusedError as error:
             return cls({}, {}, 1, error)
         return cls(manifest.get("baked") or {}, manifest.get("made_with") or {}, len(manifest["groups"]))
 
     @classmethod
-    def of_directories(cls, directories: Sequence[str]) -> Baseline:
+    def collect_directories(cls, directories: Sequence[str]) -> Baseline:
         """Return the baseline of the caches that these directories are or contain. Raises OSError."""
         for directory in directories:
             os.scandir(directory).close()
-        baked = packing.collect(cache for directory in directories for cache in packing.caches_within(directory))
+        baked = packing.collect(cache for directory in directories for cache in packing.find_caches(directory))
         return cls(baked, {}, baked["groups"])
 
     @cached_property
-    def here(self) -> Here:
+    def local_environment(self) -> Here:
         """Key components of this environment. Raises SafecacheError if torch cannot be imported."""
         return of_records.compute_environment(sorted(self.keys["compilers"]))
 
@@ -139,8 +139,8 @@ def check_seals(baseline: Baseline) -> Iterator[Difference]:
     ours = ring.signing.id.hex() if ring.signing is not None else "no key"
     for signer in baseline.baked["signers"]:
         key = ring.find(bytes.fromhex(signer))
-        reason = Reason.UNKNOWN_KEY if key is None else key.objection(now)
-        if key is not None and reason is None and not key.allows(own):
+        reason = Reason.UNKNOWN_KEY if key is None else key.find_objection(now)
+        if key is not None and reason is None and not key.can_supply(own):
             reason = Reason.KEY_NOT_ALLOWED
         if reason is not None:
             yield Difference("signing key", signer, ours, _REMEDIES[reason], reason=reason)
@@ -180,7 +180,7 @@ def check_builds(baseline: Baseline) -> Iterator[Difference]:
 
 def check_cpus(baseline: Baseline) -> Iterator[Difference]:
     """Libraries are built for the vector instructions there are: with fewer they may not run, with more are others."""
-    here = set(provenance.instructions().split())
+    here = set(provenance.list_instructions().split())
     for instructions in baseline.baked["builds"]["cpu"]:
         there = set(instructions.split())
         lacking = sorted(there - here)
@@ -195,7 +195,7 @@ def check_servers(baseline: Baseline) -> Iterator[Difference]:
     """Differences of the releases of vLLM and SGLang."""
     made = baseline.made
     for name, version in ((name, made[name]) for name in packing.SERVERS if name in made):
-        here = provenance.installed(name)
+        here = provenance.find_version(name)
         if here != version:
             remedy = f"pip install {name}=={version}  # or fill the cache with this one"
             yield Difference(name, version, here or "none", remedy)
@@ -203,7 +203,7 @@ def check_servers(baseline: Baseline) -> Iterator[Difference]:
 
 def check_parts(baseline: Baseline) -> Iterator[Difference]:
     """Yield differences of settings, versions, threads and places; one for all settings that a variable decides."""
-    keys, here, has_libraries = baseline.keys, baseline.here, bool(baseline.baked["builds"]["cpu"])
+    keys, here, has_libraries = baseline.keys, baseline.local_environment, bool(baseline.baked["builds"]["cpu"])
     variables: dict[str, list[str]] = {}
     for name, values in keys["parts"].items():
         digest, text = here.parts.get(name, ("", "none"))
@@ -215,16 +215,16 @@ def check_parts(baseline: Baseline) -> Iterator[Difference]:
             yield Difference(f"{name} of a part of it", others, text, remedy, misses=False)
             continue
         shown = " or ".join(dict.fromkeys(values.values()))
-        variable = _variable_of(name, keys["environment"], here)
+        variable = _find_variable(name, keys["environment"], here)
         if variable and name.startswith(of_records.CONFIGS):
             variables.setdefault(variable, []).append(f"{name}: {shown} there, {text} here")
         else:
-            yield Difference(name, shown, text, _remedy(name, shown))
+            yield Difference(name, shown, text, _find_remedy(name, shown))
     for variable, settings in variables.items():
-        yield _of_variable(variable, keys["environment"], here.parts, f" ({'; '.join(settings)})")
+        yield _compare_variable(variable, keys["environment"], here.parts, f" ({'; '.join(settings)})")
 
 
-def _remedy(name: str, shown: str) -> str:
+def _find_remedy(name: str, shown: str) -> str:
     if name == "number of CPU threads":
         return f"export OMP_NUM_THREADS={shlex.quote(shown.partition(' or ')[0])}  # there and here"
     if name.startswith(PLACE):
@@ -237,19 +237,19 @@ def _remedy(name: str, shown: str) -> str:
     return _REBUILT
 
 
-def _variable_of(name: str, environment: Mapping[str, dict[str, str]], here: Here) -> str:
+def _find_variable(name: str, environment: Mapping[str, dict[str, str]], here: Here) -> str:
     """The variable that is named after the setting, and differs; "" if there is none."""
     last = name.rpartition(" ")[2].rpartition(".")[2].upper()
     known = {*environment, *(each for each in here.parts if each.startswith(ENVIRONMENT))}
-    candidates = [each for each in sorted(known) if each.endswith(last) and _differs(each, environment, here.parts)]
+    candidates = [each for each in sorted(known) if each.endswith(last) and _has_changed(each, environment, here.parts)]
     return candidates[0] if candidates else ""
 
 
-def _differs(name: str, there: Mapping[str, dict[str, str]], here: Mapping[str, tuple[str, str]]) -> bool:
+def _has_changed(name: str, there: Mapping[str, dict[str, str]], here: Mapping[str, tuple[str, str]]) -> bool:
     return here.get(name, _UNSET)[0] not in there.get(name, {"": "unset"})
 
 
-def _of_variable(
+def _compare_variable(
     name: str,
     there: Mapping[str, dict[str, str]],
     here: Mapping[str, tuple[str, str]],
@@ -267,22 +267,22 @@ def _of_variable(
 
 def check_vllm(baseline: Baseline) -> Iterator[Difference]:
     """Yield differences of vLLM's variables, which may be in its own key, or decide what is compiled."""
-    environment, here = baseline.keys["environment"], baseline.here
+    environment, here = baseline.keys["environment"], baseline.local_environment
     known = {*environment, *(name for name in here.parts if name.startswith(ENVIRONMENT))}
     for name in sorted(each for each in known if each.startswith(f"{ENVIRONMENT}VLLM_")):
-        if not of_records.is_of_place(name) and _differs(name, environment, here.parts):
-            yield _of_variable(name, environment, here.parts, misses=False)
+        if not of_records.is_of_place(name) and _has_changed(name, environment, here.parts):
+            yield _compare_variable(name, environment, here.parts, misses=False)
 
 
 def check_kernels(baseline: Baseline) -> Iterator[Difference]:
     """Differences in the keys of Triton's kernels, and of its compilers."""
-    keys, here = baseline.keys, baseline.here
+    keys, here = baseline.keys, baseline.local_environment
     kernels = keys["kernels"]
     if not kernels:
         return
     for name in sorted({*kernels, *here.kernels}):
-        if name.startswith(ENVIRONMENT) and _differs(name, kernels, here.kernels):
-            yield _of_variable(name, kernels, here.kernels, " (in the keys of Triton's kernels)")
+        if name.startswith(ENVIRONMENT) and _has_changed(name, kernels, here.kernels):
+            yield _compare_variable(name, kernels, here.kernels, " (in the keys of Triton's kernels)")
         elif not name.startswith(ENVIRONMENT) and here.kernels.get(name, _UNSET)[0] not in kernels.get(name, {}):
             shown = " or ".join(kernels.get(name, {}).values())
             yield Difference(name, shown, here.kernels.get(name, ("", "none"))[1], _REBUILT)

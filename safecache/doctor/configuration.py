@@ -45,7 +45,7 @@ _DIRECTORIES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TMPDIR")
 
 def check_variables(environ: Mapping[str, str]) -> Iterator[Finding]:
     """Findings about invalid settings, and relative directories."""
-    for variable, problem in config.problems(environ).items():
+    for variable, problem in config.find_problems(environ).items():
         why = f"{problem}. `import safecache` raises ConfigError, and commands exit with 78"
         yield finding.error("bad-setting", f"{variable} is refused", why, f"unset {variable}")
     for variable in _DIRECTORIES:
@@ -100,7 +100,7 @@ def check_combinations(environ: Mapping[str, str]) -> Iterator[Finding]:
                 why = "isolation is off. A kernel's compile is not limited"
                 remedy = f"export SAFECACHE_ISOLATE=1,{part}={limit:.0f}"
                 yield finding.warning("settings-at-odds", f"{part}= of SAFECACHE_ISOLATE has no effect", why, remedy)
-    for place in directories.caches(environ):
+    for place in directories.list_caches(environ):
         if any(os.path.realpath(layer) == os.path.realpath(place.path) for layer in settings.layers):
             why = "it is the cache itself, not a lower tier. The tier has no effect"
             remedy = "unset SAFECACHE_TIERS  # or list directories that are only read"
@@ -120,7 +120,7 @@ def has_key() -> bool:
 def check_keys(_: Mapping[str, str]) -> Iterator[Finding]:
     """Findings about keys that are missing or refused."""
     if not has_key():
-        yield from _none_yet()
+        yield from _check_keyless()
         return
     ring = keyring.current(tell=False)
     if ring.signing is not None:
@@ -140,11 +140,11 @@ def check_keys(_: Mapping[str, str]) -> Iterator[Finding]:
             )
 
 
-def _none_yet() -> Iterator[Finding]:
+def _check_keyless() -> Iterator[Finding]:
     home = config.current().config_home
     remedy = "export SAFECACHE_KEY_FILE=FILE  # such as a mounted secret; or XDG_CONFIG_HOME=DIR, one that is kept"
     directory = home and os.path.join(home, "safecache")
-    above = directory and directories.nearest(directory)
+    above = directory and directories.find_nearest(directory)
     if not above or not os.path.isdir(above) or not os.access(above, os.W_OK | os.X_OK, effective_ids=True):
         why = f"{above} cannot be written" if above else "this user has no home directory"
         yield finding.error("no-key-directory", "no key can be made", f"{why}. {directories.LOST}", remedy)
@@ -165,7 +165,7 @@ def check_expiry(_: Mapping[str, str]) -> Iterator[Finding]:
             remedy = "safecache sign DIR  # with the next key, once all hosts trust that"
             yield finding.warning("key-expires-soon", f"key {key.id.hex()} {key.name} expires soon", why, remedy)
     needs_library = any(key.algorithm is Algorithm.ED25519 and key.revoked is None for key in ring.trusted.values())
-    problem = keys.problem() if needs_library else None
+    problem = keys.find_problem() if needs_library else None
     if problem:
         why = f"{problem}. What they sealed is refused"
         yield finding.error("no-cryptography", "Ed25519 keys cannot be used", why, "pip install 'safecache[sign]'")
@@ -174,7 +174,7 @@ def check_expiry(_: Mapping[str, str]) -> Iterator[Finding]:
 def check_key_place(environ: Mapping[str, str]) -> Iterator[Finding]:
     """A finding about a key that is stored inside a cache."""
     path = config.current().key_file
-    for place in directories.caches(environ):
+    for place in directories.list_caches(environ):
         if path is not None and os.path.realpath(path).startswith(os.path.join(os.path.realpath(place.path), "")):
             why = f"it is in {place}. Whoever copies the cache has the key, and can seal files of their own"
             remedy = f"mv {shlex.quote(path)} FILE; export SAFECACHE_KEY_FILE=FILE  # outside of all caches"
@@ -209,9 +209,9 @@ def check_remote_cache(environ: Mapping[str, str]) -> Iterator[Finding]:
     """Findings about the configured Redis servers: no client, no answer, a refusal, or slow answers."""
     switches = [name for name in _SWITCHES if environ.get(name) == "1"]
     triton = "redis" in environ.get("TRITON_REMOTE_CACHE_BACKEND", "").lower()
-    servers = list(_servers(environ, bool(switches), triton))
+    servers = list(_list_servers(environ, bool(switches), triton))
     if importlib.util.find_spec("redis") is not None:
-        yield from map(_tried, servers)
+        yield from map(_try_server, servers)
     elif switches or triton:
         why = f"{(switches or ['TRITON_REMOTE_CACHE_BACKEND'])[0]} asks for Redis. Its lookups fail"
         yield finding.error("no-redis-client", "Redis's client is not installed", why, _INSTALL)
@@ -220,7 +220,7 @@ def check_remote_cache(environ: Mapping[str, str]) -> Iterator[Finding]:
         yield finding.info("no-redis-client", "Redis's client is not installed", why, _INSTALL)
 
 
-def _servers(environ: Mapping[str, str], for_torch: bool, for_triton: bool) -> Iterator[_Server]:
+def _list_servers(environ: Mapping[str, str], for_torch: bool, for_triton: bool) -> Iterator[_Server]:
     url, host = environ.get("TORCHINDUCTOR_REDIS_URL"), environ.get("TORCHINDUCTOR_REDIS_HOST")
     if url:
         yield _Server(url, "TORCHINDUCTOR_REDIS_URL")
@@ -232,7 +232,7 @@ def _servers(environ: Mapping[str, str], for_torch: bool, for_triton: bool) -> I
         yield _Server(f"redis://{environ.get('TRITON_REDIS_HOST', 'localhost')}:{port}", "TRITON_REDIS_HOST")
 
 
-def _tried(server: _Server) -> Finding:
+def _try_server(server: _Server) -> Finding:
     import redis
     from redis import exceptions
     from redis.backoff import NoBackoff
@@ -250,18 +250,18 @@ def _tried(server: _Server) -> Finding:
             took = time.monotonic() - began
     except exceptions.TimeoutError:
         why = f"no PING was answered within {_TIMEOUT:g} s. Each lookup waits for it"
-        return finding.error("redis-hangs", f"Redis at {server} does not answer", why, _remedy(server))
+        return finding.error("redis-hangs", f"Redis at {server} does not answer", why, _find_remedy(server))
     except refused as error:
         why = f"{str(error).rstrip('.')}. Lookups there fail"
-        return finding.error("redis-refuses", f"the server at {server} refuses a PING", why, _remedy(server))
+        return finding.error("redis-refuses", f"the server at {server} refuses a PING", why, _find_remedy(server))
     except (exceptions.RedisError, OSError, ValueError) as error:
         why = f"{str(error).rstrip('.')}. Lookups there fail"
-        return finding.error("redis-unreachable", f"Redis at {server} cannot be reached", why, _remedy(server))
+        return finding.error("redis-unreachable", f"Redis at {server} cannot be reached", why, _find_remedy(server))
     if took > _SLOW:
         why = f"a PING took {1000 * took:.0f} ms. A compile waits as long for each graph and kernel"
-        return finding.warning("redis-slow", f"Redis at {server} is slow", why, _remedy(server))
+        return finding.warning("redis-slow", f"Redis at {server} is slow", why, _find_remedy(server))
     return finding.ok("redis", f"Redis at {server} answers", f"a PING took {1000 * took:.0f} ms")
 
 
-def _remedy(server: _Server) -> str:
+def _find_remedy(server: _Server) -> str:
     return f"unset {' '.join(_SWITCHES)}  # or correct {server.variable}"

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 from safecache.doctor import configuration, finding
 from safecache.doctor.finding import Finding
-from safecache.files import folders, temporaries
+from safecache.fs import folders, temporaries
 from safecache.history import run_summary
 from safecache.history.run_summary import Line
 from safecache.places import layout
@@ -59,20 +59,20 @@ _DO_WITHOUT = "unset SAFECACHE_TIERS  # or leave out the remote, to do without i
 
 def check_contents(environ: Mapping[str, str]) -> Iterator[Finding]:
     """Findings about leftover, quarantined and refused files, in each cache directory that exists."""
-    for root in [*levels.existing_caches(environ), *filter(os.path.isdir, config.current().layers)]:
+    for root in [*levels.list_caches(environ), *filter(os.path.isdir, config.current().layers)]:
         try:
-            groups = inventory.take(root).groups
-            yield from _left_behind(root, groups)
-            yield from _quarantined(root, [group for group in groups if group.kind is Kind.QUARANTINE])
-            yield from _struck(root)
-            yield from _verified(root)
+            groups = inventory.take_inventory(root).groups
+            yield from _check_leftovers(root, groups)
+            yield from _check_quarantine(root, [group for group in groups if group.kind is Kind.QUARANTINE])
+            yield from _check_struck(root)
+            yield from _check_seals(root)
         except OSError as error:
             why = f"{error.strerror}. Its contents were not checked"
             yield finding.info("not-looked-into", f"{error.filename or root} cannot be read", why)
 
 
-def _struck(root: str) -> Iterator[Finding]:
-    found = list(audit.list_struck(layout.triton_caches(root)))
+def _check_struck(root: str) -> Iterator[Finding]:
+    found = list(audit.list_struck(layout.find_triton_caches(root)))
     if found:
         shown = "; ".join(f"{each.what} ({each.state})" for each in found[:_SHOWN])
         why = f"{shown}{'; …' if len(found) > _SHOWN else ''}. Those entries are recompiled"
@@ -82,7 +82,7 @@ def _struck(root: str) -> Iterator[Finding]:
         yield finding.warning("crashed-first-runs", what, why, remedy)
 
 
-def _left_behind(root: str, groups: list[Group]) -> Iterator[Finding]:
+def _check_leftovers(root: str, groups: list[Group]) -> Iterator[Finding]:
     """Temporary files of dead writers, including those among the files of an entry."""
     files = [
         file
@@ -97,7 +97,7 @@ def _left_behind(root: str, groups: list[Group]) -> Iterator[Finding]:
         yield finding.info("stray-temporaries", f"{root} has leftovers", why, f"safecache gc {shlex.quote(root)}")
 
 
-def _quarantined(root: str, groups: list[Group]) -> Iterator[Finding]:
+def _check_quarantine(root: str, groups: list[Group]) -> Iterator[Finding]:
     found = audit.list_quarantined([root])
     if not found:
         return
@@ -114,8 +114,8 @@ def _quarantined(root: str, groups: list[Group]) -> Iterator[Finding]:
 # What is verified ----------------------------------------------------------------------------------------------------
 
 
-def _verified(root: str) -> Iterator[Finding]:
-    locations, code = list(layout.walk(root)), list(layout.code(root))
+def _check_seals(root: str) -> Iterator[Finding]:
+    locations, code = list(layout.walk(root)), list(layout.walk_code(root))
     number = len(locations) + len(code)
     if not number:
         return
@@ -125,14 +125,14 @@ def _verified(root: str) -> Iterator[Finding]:
         remedy = "export SAFECACHE_KEY_FILE=FILE  # the key that they were sealed with"
         yield finding.warning("entries-without-key", f"nothing in {root} can be verified", why, remedy)
         return
-    entries, objects = _sample(locations, _MOST_VERIFIED // 2), _sample(code, _MOST_VERIFIED // 2)
+    entries, objects = _sample_files(locations, _MOST_VERIFIED // 2), _sample_files(code, _MOST_VERIFIED // 2)
     found = audit.audit(entries, objects)
     looked_at = len(entries) + len(objects)
     checked = files if looked_at == number else f"a sample of {looked_at} of {files}"
-    yield from _refused(root, checked, found)
+    yield from _report_refused(root, checked, found)
 
 
-def _sample(found: list[T], most: int) -> list[T]:
+def _sample_files(found: list[T], most: int) -> list[T]:
     """An even sample, the same each time, of no more bytes than are read in a second or so."""
     step = max(1, -(-len(found) // most))
     left, taken = _MOST_BYTES // 2, []
@@ -145,48 +145,54 @@ def _sample(found: list[T], most: int) -> list[T]:
     return taken
 
 
-def _refused(root: str, checked: str, found: Audit) -> Iterator[Finding]:
+def _report_refused(root: str, checked: str, found: Audit) -> Iterator[Finding]:
     quoted = shlex.quote(root)
     by_reason: dict[Reason, list[Refused]] = {}
     for each in found.refused:
         by_reason.setdefault(Reason(each.reason), []).append(each)
     damaged = [each for reason in Reason if reason in _DAMAGED for each in by_reason.pop(reason, [])]
     if damaged:
-        what, why = f"{len(damaged)} of {checked} in {root} are damaged", f"{_text(damaged)}. They are recompiled"
+        what, why = (
+            f"{len(damaged)} of {checked} in {root} are damaged",
+            f"{_describe_refused(damaged)}. They are recompiled",
+        )
         remedy = f"safecache verify {quoted}  # the next save replaces each; if more follow, check the disk: dmesg"
         yield finding.warning("damaged-entries", what, why, remedy)
     unsealed = by_reason.pop(Reason.UNSEALED, [])
     if unsealed:
-        what, why = f"{len(unsealed)} of {checked} in {root} are unsealed", f"{_text(unsealed)}. They are recompiled"
+        what, why = (
+            f"{len(unsealed)} of {checked} in {root} are unsealed",
+            f"{_describe_refused(unsealed)}. They are recompiled",
+        )
         remedy = f"safecache adopt {quoted}  # only if no one else could write there"
         yield finding.warning("unsealed-entries", what, why, remedy)
     built_elsewhere = [each for reason in Reason if reason in _OF_OTHERS for each in by_reason.pop(reason, [])]
     if built_elsewhere:
         what = f"{len(built_elsewhere)} of {checked} in {root} are for other builds or machines"
-        why = f"{_text(built_elsewhere)}. They serve those that they were built for"
+        why = f"{_describe_refused(built_elsewhere)}. They serve those that they were built for"
         yield finding.info("entries-of-other-builds", what, why, f"safecache gc --max-age 30d {quoted}")
     for reason, refused in by_reason.items():
         what = f"{len(refused)} of {checked} in {root} are refused"
-        why = f"{reason.value}: {_text(refused)}. They are recompiled"
+        why = f"{reason.value}: {_describe_refused(refused)}. They are recompiled"
         remedy = "safecache keys" if "key" in reason.value else f"safecache verify {quoted}"
         yield finding.warning("refused-entries", what, why, f"{remedy}  # then: {reason.help}")
     if not found.refused:
         yield finding.ok("entries", f"{checked} in {root} verify", "none is refused")
 
 
-def _text(refused: list[Refused]) -> str:
+def _describe_refused(refused: list[Refused]) -> str:
     shown = "; ".join(f"{each.path}: {each.evidence}" for each in refused[:_SHOWN])
     return f"{shown}{'; …' if len(refused) > _SHOWN else ''}"
 
 
 def check_hits(environ: Mapping[str, str]) -> Iterator[Finding]:
     """A finding for each cache directory whose latest runs with lookups hit none of the entries that were there."""
-    for root in levels.existing_caches(environ):
+    for root in levels.list_caches(environ):
         with suppress(OSError):  # another check reports that it cannot be read
-            yield from _never_hit(root, run_summary.read(root))
+            yield from _check_runs(root, run_summary.read_unverified(root))
 
 
-def _never_hit(root: str, lines: list[Line]) -> Iterator[Finding]:
+def _check_runs(root: str, lines: list[Line]) -> Iterator[Finding]:
     unserved: list[tuple[str, Counter[str]]] = []
     began: dict[str, float] = {}
     for line in lines:
@@ -200,7 +206,7 @@ def _never_hit(root: str, lines: list[Line]) -> Iterator[Finding]:
     if not unserved:
         return
     run, counts = unserved[0]
-    older = sum(0 < folders.modified(entry.path) < began[run] for entry in layout.walk(root))
+    older = sum(0 < folders.get_mtime(entry.path) < began[run] for entry in layout.walk(root))
     if not older:
         return
     why = ", ".join(f"{count} {label}" for label, count in counts.most_common(_SHOWN))
@@ -218,26 +224,26 @@ def check_remote(_: Mapping[str, str]) -> Iterator[Finding]:
     url = config.current().remote
     if url is None:
         return
-    shown, lacking = settings.without_password(url), extras.missing(url)
+    shown, lacking = settings.hide_password(url), extras.find_missing(url)
     if lacking is not None:
         why = f"{lacking[0]} is not installed. Compiles do without the remote cache"
         yield finding.error("remote-library", f"the remote cache {shown} cannot be used", why, lacking[1])
         return
-    yield from _in_clear(url, shown)
+    yield from _check_encryption(url, shown)
     try:
-        store = stores.connected(url, stores.make_terms(config.current())._replace(connect=_TIMEOUT, timeout=_TIMEOUT))
-        first, took = _times(store)
+        store = stores.make_store(url, stores.make_terms(config.current())._replace(connect=_TIMEOUT, timeout=_TIMEOUT))
+        first, took = _measure_times(store)
     except Exception as error:
-        said = f"{type(error).__name__}: {client.first_error_line(error, url).rstrip('.')}"
+        said = f"{type(error).__name__}: {client.format_error_line(error, url).rstrip('.')}"
         why = f"{said}. Compiles do without the remote cache"
-        yield finding.error("remote-unreachable", f"the remote cache {shown} cannot be used", why, _remedy(said))
+        yield finding.error("remote-unreachable", f"the remote cache {shown} cannot be used", why, _find_remedy(said))
         return
-    yield _speed(shown, first, took)
-    yield from _rights(store, url, shown)
-    yield from _keys(store, url, shown)
+    yield _judge_speed(shown, first, took)
+    yield from _check_rights(store, url, shown)
+    yield from _check_bundles(store, url, shown)
 
 
-def _in_clear(url: str, shown: str) -> Iterator[Finding]:
+def _check_encryption(url: str, shown: str) -> Iterator[Finding]:
     parts = urlsplit(url)
     if parts.scheme not in _UNENCRYPTED or parts.hostname in _LOCAL:
         return
@@ -251,17 +257,17 @@ def _in_clear(url: str, shown: str) -> Iterator[Finding]:
         yield finding.info("remote-without-tls", what, why)
 
 
-def _times(store: Store) -> tuple[float, float]:
+def _measure_times(store: Store) -> tuple[float, float]:
     """Seconds for the first answer, with the connection, and for the fastest of those that follow."""
     took = []
     for _ in range(1 + _ROUNDS):
         began = time.monotonic()
-        store.sizes([f"{stores.prefix()}doctor"])
+        store.find_sizes([f"{stores.make_prefix()}doctor"])
         took.append(time.monotonic() - began)
     return took[0], min(took[1:])
 
 
-def _remedy(said: str) -> str:
+def _find_remedy(said: str) -> str:
     text = said.lower()
     if "certificate" in text or "ssl" in text:
         return "export SAFECACHE_TIERS='rediss://HOST:PORT/0?ssl_ca_certs=FILE'  # FILE: its authority's certificate"
@@ -270,7 +276,7 @@ def _remedy(said: str) -> str:
     return _DO_WITHOUT
 
 
-def _speed(shown: str, first: float, took: float) -> Finding:
+def _judge_speed(shown: str, first: float, took: float) -> Finding:
     why = f"an answer took {1000 * took:.1f} ms, and the first one {1000 * first:.0f} ms"
     limit = config.current().remote_timeout
     if took >= limit:
@@ -283,26 +289,26 @@ def _speed(shown: str, first: float, took: float) -> Finding:
     return finding.ok("remote", f"the remote cache {shown} answers", why)
 
 
-def _rights(store: Store, url: str, shown: str) -> Iterator[Finding]:
+def _check_rights(store: Store, url: str, shown: str) -> Iterator[Finding]:
     """Whether it may be written; and what its clock says, which some engines only tell of what was written."""
     before = time.time()
-    there = store.clock()
+    there = store.read_clock()
     if config.current().remote_read_only or urlsplit(url).scheme in _READ_ONLY:
         why = "its URL or a setting says so. What this process compiles is not sent"
         yield finding.info("remote-read-only", f"the remote cache {shown} is only read", why)
     else:
-        folder = f"{stores.prefix()}doctor/"
+        folder = f"{stores.make_prefix()}doctor/"
         name = folder + hashlib.sha256(os.uname().nodename.encode()).hexdigest()[:8]
         try:
             store.write(name, _CONTENT)
-            written = [each.modified for each in store.names(folder) if each.name == name]
+            written = [each.modified for each in store.list_names(folder) if each.name == name]
             there = there or next(iter(written), None)
-            if store.read([name]).get(name) != _CONTENT:
+            if store.read_unverified([name]).get(name) != _CONTENT:
                 raise OSError("what was written is not there")
             store.remove(name)
             yield finding.ok("remote-writable", f"the remote cache {shown} can be written", "a file was, and removed")
         except Exception as error:
-            why = f"{type(error).__name__}: {client.first_error_line(error, url).rstrip('.')}. Other hosts recompile"
+            why = f"{type(error).__name__}: {client.format_error_line(error, url).rstrip('.')}. Other hosts recompile"
             remedy = "export SAFECACHE_TIERS='URL?read_only=1'  # if that is meant, or else give this user the right"
             yield finding.warning("remote-not-writable", f"the remote cache {shown} cannot be written", why, remedy)
     here = (before + time.time()) / 2
@@ -313,7 +319,7 @@ def _rights(store: Store, url: str, shown: str) -> Iterator[Finding]:
         yield finding.warning("remote-clock", f"the clock of the remote cache {shown} differs", why, remedy)
 
 
-def _keys(store: Store, url: str, shown: str) -> Iterator[Finding]:
+def _check_bundles(store: Store, url: str, shown: str) -> Iterator[Finding]:
     """Whether some of what lies there could be used here."""
     if not configuration.has_key():
         why = "this user has no key yet. Nothing there is used here, and no other host uses what is sent from here"
@@ -321,10 +327,10 @@ def _keys(store: Store, url: str, shown: str) -> Iterator[Finding]:
         yield finding.warning("remote-no-key", f"nothing in the remote cache {shown} can be verified", why, remedy)
         return
     try:
-        found = list(_judged(store))
+        found = list(_judge_bundles(store))
     except Exception as error:
         why = (
-            f"{type(error).__name__}: {client.first_error_line(error, url).rstrip('.')}. Its contents were not checked"
+            f"{type(error).__name__}: {client.format_error_line(error, url).rstrip('.')}. Its contents were not checked"
         )
         yield finding.info("remote-not-listed", f"the remote cache {shown} cannot be listed", why)
         return
@@ -342,18 +348,18 @@ def _keys(store: Store, url: str, shown: str) -> Iterator[Finding]:
         yield finding.ok("remote-key", f"this host can use {held}", "none is refused")
 
 
-def _judged(store: Store) -> Iterator[Refusal | None]:
+def _judge_bundles(store: Store) -> Iterator[Refusal | None]:
     """Yield, for some remote bundles of this build, the refusal or None. Nothing is unpacked."""
-    before = stores.prefix()
+    before = stores.make_prefix()
     names = (
         name
-        for stored in itertools.islice(store.names(before), _NAMES)
+        for stored in itertools.islice(store.list_names(before), _NAMES)
         if stored.size <= _SIZE
-        and (kind := parcels.kind_of(name := stored.name[len(before) :])) is not None
+        and (kind := parcels.parse_kind(name := stored.name[len(before) :])) is not None
         and parcels.is_of_this_build(name, kind)
     )
     for name in itertools.islice(names, _BUNDLES):
-        content = store.read([before + name]).get(before + name)
+        content = store.read_unverified([before + name]).get(before + name)
         if isinstance(content, bytes):
             judged = trust.examine(content, Kind.PARCEL, name, None)
             yield judged if isinstance(judged, Refusal) else None

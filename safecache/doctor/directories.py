@@ -14,13 +14,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import NamedTuple
 
-from safecache import loads
-from safecache.code import exec_directory, packages
+from safecache import load_errors
+from safecache.built_code import exec_directory, packages
 from safecache.doctor import finding
 from safecache.doctor.finding import Finding
 from safecache.errors import PackRefusedError
-from safecache.files import folders, mounts, ownership
-from safecache.files.mounts import Mount
+from safecache.fs import folders, mounts, ownership
+from safecache.fs.mounts import Mount
 from safecache.packs import archive
 from safecache.places import layout
 from safecache.settings import config
@@ -31,8 +31,6 @@ from safecache.tiers import levels
 __all__ = [
     "LOST",
     "Place",
-    "by",
-    "caches",
     "check_access",
     "check_behaviour",
     "check_execution",
@@ -43,9 +41,11 @@ __all__ = [
     "check_space",
     "check_temporary_directory",
     "check_user",
-    "elsewhere",
-    "nearest",
-    "of",
+    "find_nearest",
+    "group_places",
+    "list_caches",
+    "list_places",
+    "suggest_directory",
 ]
 
 
@@ -66,9 +66,9 @@ class Place(NamedTuple):
         return f"{self.noun} {self.path}"
 
 
-def of(environ: Mapping[str, str]) -> list[Place]:
+def list_places(environ: Mapping[str, str]) -> list[Place]:
     """The caches, the directory of keys and the temporary directory, as far as they are known."""
-    found = caches(environ)
+    found = list_caches(environ)
     settings = config.current()
     if settings.key_file is None and settings.config_home is not None:
         keys = os.path.join(settings.config_home, "safecache")
@@ -78,38 +78,42 @@ def of(environ: Mapping[str, str]) -> list[Place]:
     return found
 
 
-def caches(environ: Mapping[str, str]) -> list[Place]:
+def list_caches(environ: Mapping[str, str]) -> list[Place]:
     """The caches of Inductor and of Triton, and the local tier of this node in front of the first."""
     found = []
     with suppress(FileNotFoundError):
         inductors = layout.inductor_cache_dir(environ)
         found.append(Place("Inductor's cache", inductors, "TORCHINDUCTOR_CACHE_DIR"))
-        local = levels.place_of(inductors)
+        local = levels.find_place(inductors)
         if local is not None:
             found.append(Place("the local tier", local, "SAFECACHE_TIERS"))
     found.append(Place("Triton's cache", os.path.abspath(layout.triton_cache_dir(environ)), "TRITON_CACHE_DIR"))
     return found
 
 
-def nearest(path: str) -> str:
+def find_nearest(path: str) -> str:
     """``path``, or else its nearest existing parent, which decides whether it can be created."""
     while not os.path.exists(path) and os.path.dirname(path) != path:
         path = os.path.dirname(path)
     return path
 
 
-def elsewhere(variable: str) -> str:
+def suggest_directory(variable: str) -> str:
     """A shell line that sets ``variable`` to a directory that can be written and that code can be loaded from."""
-    found = loads.substitute(variable)
-    return found[1] if found else f"{loads.set_line(variable)}  # one to write to and load code from; none was found"
+    found = load_errors.find_substitute(variable)
+    return (
+        found[1]
+        if found
+        else f"{load_errors.make_export(variable)}  # one to write to and load code from; none was found"
+    )
 
 
-def by(key: Callable[[str], object], found: Iterable[Place]) -> Iterator[list[Place]]:
+def group_places(key: Callable[[str], object], found: Iterable[Place]) -> Iterator[list[Place]]:
     """The places, grouped by ``key`` of their nearest directory; those for which it raises OSError are left out."""
     groups: dict[object, list[Place]] = {}
     for place in found:
         with suppress(OSError):
-            groups.setdefault(key(nearest(place.path)), []).append(place)
+            groups.setdefault(key(find_nearest(place.path)), []).append(place)
     yield from groups.values()
 
 
@@ -140,32 +144,32 @@ LOST = "Nothing new is cached, and every process recompiles"
 
 def check_access(environ: Mapping[str, str]) -> Iterator[Finding]:
     """Findings about directories that this user cannot use, or whose permissions let others change them."""
-    for place in of(environ):
+    for place in list_places(environ):
         if place.variable != "XDG_CONFIG_HOME":  # check_keys() reports on that
-            yield from _unusable(place)
+            yield from _check_usable(place)
         if place.is_cache and os.path.isdir(place.path):
-            yield from _exposed(place)
+            yield from _check_exposed(place)
             real = os.path.realpath(place.path)
             if real != place.path:
                 yield finding.info("symbolic-link", f"{place} leads elsewhere", f"a symbolic link makes it {real}")
     for layer in config.current().layers:
         if not os.path.isdir(layer) or not os.access(layer, os.R_OK | os.X_OK, effective_ids=True):
-            why = f"it {_state(layer)}. Nothing is found there, and what it would hold is recompiled"
+            why = f"it {_format_state(layer)}. Nothing is found there, and what it would hold is recompiled"
             remedy = f"ls -ld {shlex.quote(layer)}  # mount it there, or leave it out of SAFECACHE_TIERS"
             yield finding.warning("layer-missing", f"the lower tier {layer} cannot be read", why, remedy)
-    for pack, refusal in ((pack, _refused(pack)) for pack in config.current().packs):
+    for pack, refusal in ((pack, _judge_pack(pack)) for pack in config.current().packs):
         if refusal:
             remedy = f"safecache doctor --for {shlex.quote(pack)}  # or leave it out of SAFECACHE_TIERS"
             why = f"{refusal}. What it holds is recompiled"
             yield finding.warning("pack-unusable", f"the pack {pack} is not used", why, remedy)
 
 
-def _refused(path: str) -> str:
+def _judge_pack(path: str) -> str:
     """Why nothing is taken from this pack; "" if it is used."""
     if not config.is_installed("zstandard"):
         return f"zstandard is not installed ({config.install_line('pack')})"
     try:
-        archive.opened(path)
+        archive.open_pack(path)
     except PackRefusedError as error:
         return error.why
     except OSError as error:
@@ -175,7 +179,7 @@ def _refused(path: str) -> str:
 
 def check_temporary_directory(environ: Mapping[str, str]) -> Iterator[Finding]:
     """Findings about a temporary directory that is missing, ignored or open to others."""
-    remedy = elsewhere("TMPDIR")
+    remedy = suggest_directory("TMPDIR")
     try:
         used = tempfile.gettempdir()
     except FileNotFoundError as error:
@@ -184,7 +188,7 @@ def check_temporary_directory(environ: Mapping[str, str]) -> Iterator[Finding]:
         return
     named = environ.get("TMPDIR")
     if named and os.path.abspath(named) != used:
-        why = f"it {_state(named)}. Python uses {used}, and compilers may use another or fail"
+        why = f"it {_format_state(named)}. Python uses {used}, and compilers may use another or fail"
         yield finding.warning("temporary-directory-ignored", f"TMPDIR={named} is not used", why, remedy)
     mode = os.stat(used).st_mode
     if mode & 0o022 and not mode & stat.S_ISVTX:
@@ -193,17 +197,19 @@ def check_temporary_directory(environ: Mapping[str, str]) -> Iterator[Finding]:
         yield finding.warning("exposed-temporary-directory", what, why, f"chmod +t {shlex.quote(used)}")
 
 
-def _unusable(place: Place) -> Iterator[Finding]:
-    above = nearest(place.path)
+def _check_usable(place: Place) -> Iterator[Finding]:
+    above = find_nearest(place.path)
     if not os.path.isdir(above) or (above != place.path and os.path.lexists(place.path)):
         why = f"{above if os.path.exists(above) else place.path} is not a directory. {LOST}"
-        yield finding.error("not-a-directory", f"{place} cannot be used", why, elsewhere(place.variable))
+        yield finding.error("not-a-directory", f"{place} cannot be used", why, suggest_directory(place.variable))
     elif not os.access(above, _USE, effective_ids=True):
         what = f"{place} {'is not writable' if above == place.path else 'cannot be made'}"
-        yield finding.error("not-writable", what, f"{above} {_state(above)}. {LOST}", elsewhere(place.variable))
+        yield finding.error(
+            "not-writable", what, f"{above} {_format_state(above)}. {LOST}", suggest_directory(place.variable)
+        )
 
 
-def _state(path: str) -> str:
+def _format_state(path: str) -> str:
     try:
         status = os.stat(path)
     except OSError as error:
@@ -215,15 +221,15 @@ def _state(path: str) -> str:
     return f"is {mode}, of uid {status.st_uid} and gid {status.st_gid}, and this is uid {os.geteuid()}"
 
 
-def _exposed(place: Place) -> Iterator[Finding]:
+def _check_exposed(place: Place) -> Iterator[Finding]:
     if config.current().shared:
         return
-    objection = ownership.why_not_private(place.path, group=ownership.own_group())
+    objection = ownership.find_exposure(place.path, group=ownership.find_own_group())
     if objection is None:
         return
     remedy = f"chmod -R go-w {shlex.quote(place.path)}{_ON_PURPOSE}"
     if "belongs to" in objection:
-        remedy = f"{elsewhere(place.variable)}{_ON_PURPOSE}"
+        remedy = f"{suggest_directory(place.variable)}{_ON_PURPOSE}"
     why = f"{objection}. Only sealed files are used; others can delete them, and read what you compile"
     yield finding.warning("exposed-directory", f"others can write to {place}, or replace it", why, remedy)
 
@@ -232,7 +238,7 @@ def check_sharing(environ: Mapping[str, str]) -> Iterator[Finding]:
     """Findings about caches that several users share on purpose."""
     if not config.current().shared:
         return
-    for place in caches(environ):
+    for place in list_caches(environ):
         if not os.path.isdir(place.path) or place.variable == "SAFECACHE_TIERS":
             continue
         mode = os.stat(place.path).st_mode
@@ -259,9 +265,9 @@ _LEAST_INODES = 10_000
 
 def check_space(environ: Mapping[str, str]) -> Iterator[Finding]:
     """Findings about too little space, or too few inodes, on each file system of one of the directories."""
-    for those in by(lambda path: os.stat(path).st_dev, of(environ)):
-        room = os.statvfs(nearest(those[0].path))
-        yield from _short(those, room)
+    for those in group_places(lambda path: os.stat(path).st_dev, list_places(environ)):
+        room = os.statvfs(find_nearest(those[0].path))
+        yield from _check_room(those, room)
         limit = config.current().max_bytes
         size = room.f_blocks * room.f_frsize
         if limit is not None and any(place.is_cache for place in those) and limit > size:
@@ -275,7 +281,7 @@ def check_space(environ: Mapping[str, str]) -> Iterator[Finding]:
         yield finding.warning("file-size-limit", "the size of files is limited", why, "ulimit -f unlimited")
 
 
-def _short(those: list[Place], room: os.statvfs_result) -> Iterator[Finding]:
+def _check_room(those: list[Place], room: os.statvfs_result) -> Iterator[Finding]:
     names = ", ".join(map(str, those))
     free = room.f_bavail * room.f_frsize
     if free < _LEAST_BYTES:
@@ -284,32 +290,34 @@ def _short(those: list[Place], room: os.statvfs_result) -> Iterator[Finding]:
         rest = f"; {write_size(withheld)} more are reserved, or beyond a quota" if withheld > 0 else ""
         total = write_size(room.f_blocks * room.f_frsize)
         why = f"{write_size(free)} of {total} are free{rest}. A compile may fail to save its result"
-        yield finding.warning("low-space", f"little space is left for {names}", why, _remedy(those))
+        yield finding.warning("low-space", f"little space is left for {names}", why, _find_remedy(those))
     if room.f_files and room.f_favail < _LEAST_INODES:
         why = f"{room.f_favail} of {room.f_files} inodes are free, and each file takes one. Saves may fail"
-        yield finding.warning("low-inodes", f"few inodes are left for {names}", why, _remedy(those))
+        yield finding.warning("low-inodes", f"few inodes are left for {names}", why, _find_remedy(those))
 
 
-def _remedy(those: list[Place]) -> str:
+def _find_remedy(those: list[Place]) -> str:
     caches = [place.path for place in those if place.is_cache and os.path.isdir(place.path)]
     if caches:
         return f"safecache gc --max-age 7d {shlex.join(caches)}"
-    return f"{loads.set_line(those[0].variable)}  # on another file system, or make room there"
+    return f"{load_errors.make_export(those[0].variable)}  # on another file system, or make room there"
 
 
 def check_execution(environ: Mapping[str, str]) -> Iterator[Finding]:
     """Findings about directories on a noexec mount, and about a SAFECACHE_EXEC_DIR that is not used."""
     chosen = config.current().exec_dir
     if chosen is not None:
-        if (against := exec_directory.objection(chosen)) is not None:
+        if (against := exec_directory.find_objection(chosen)) is not None:
             remedy = f"install -d -m 0755 {shlex.quote(chosen)}  # by you or root, on a file system that is not noexec"
             why = f"{against}. Code cannot be loaded from a noexec cache"
             yield finding.error("exec-dir-unusable", f"SAFECACHE_EXEC_DIR={chosen} is not used", why, remedy)
     else:
-        for place in caches(environ):
-            if mounts.forbids_execution(place.path):
-                why = f"it is on {mounts.mount_of(place.path)}, a noexec mount. Each load of compiled code fails"
-                yield finding.error("noexec", f"no code can be loaded from {place}", why, elsewhere(place.variable))
+        for place in list_caches(environ):
+            if mounts.is_noexec(place.path):
+                why = f"it is on {mounts.find_mount(place.path)}, a noexec mount. Each load of compiled code fails"
+                yield finding.error(
+                    "noexec", f"no code can be loaded from {place}", why, suggest_directory(place.variable)
+                )
 
 
 def check_packages(_: Mapping[str, str]) -> Iterator[Finding]:
@@ -317,43 +325,43 @@ def check_packages(_: Mapping[str, str]) -> Iterator[Finding]:
     with suppress(FileNotFoundError):
         moves = provenance.torch_release() >= packages.PACKAGES_OBEY_TMPDIR_FROM
         directory = tempfile.gettempdir() if moves else "/tmp"
-        if mounts.forbids_execution(directory):
-            mount = mounts.mount_of(directory)
+        if mounts.is_noexec(directory):
+            mount = mounts.find_mount(directory)
             why = f"torch unpacks them to {directory}, on {mount}, a noexec mount. Each load of a package fails"
             point = mount.point if mount else directory
-            remedy = elsewhere("TMPDIR") if moves else f"mount -o remount,exec {shlex.quote(point)}"
+            remedy = suggest_directory("TMPDIR") if moves else f"mount -o remount,exec {shlex.quote(point)}"
             yield finding.warning("noexec-packages", "AOTInductor packages cannot be loaded", why, remedy)
 
 
 def check_file_systems(environ: Mapping[str, str]) -> Iterator[Finding]:
     """A finding for each mount of one of the directories, and others about its options."""
-    found = of(environ)
-    for those in by(mounts.mount_of, found):
-        mount = mounts.mount_of(nearest(those[0].path))
+    found = list_places(environ)
+    for those in group_places(mounts.find_mount, found):
+        mount = mounts.find_mount(find_nearest(those[0].path))
         if mount is not None:
-            yield _of_mount(mount, those)
-            yield from _of_options(mount, those)
+            yield _describe_mount(mount, those)
+            yield from _check_options(mount, those)
 
 
-def _of_mount(mount: Mount, those: list[Place]) -> Finding:
-    where, on = ", ".join(map(str, those)), f"{mount}{_room(mount.point)}"
+def _describe_mount(mount: Mount, those: list[Place]) -> Finding:
+    where, on = ", ".join(map(str, those)), f"{mount}{_describe_room(mount.point)}"
     cache = next((place for place in those if place.is_cache), None)
     if mount.file_system in _MEMORY:
         why = f"it is {on}. It counts against a container's memory limit, and is empty after a restart"
-        remedy = f"{loads.set_line(those[0].variable)}  # on a disk, if it is to be kept"
+        remedy = f"{load_errors.make_export(those[0].variable)}  # on a disk, if it is to be kept"
         return finding.info("in-memory", f"memory holds {where}", why, remedy)
-    if mounts.is_over_a_network(nearest(those[0].path)):
+    if mounts.is_over_a_network(find_nearest(those[0].path)):
         remedy = _NODE_DISK if cache and not config.current().local else ""
         why = f"it is {on}. Each hit asks the server, and locks may hold on one host alone"
         return finding.info("network-file-system", f"a network file system holds {where}", why, remedy)
     if mount.file_system == "overlay":
         why = f"it is {on}. Unless that is a volume, it is gone with the container"
-        remedy = f"{loads.set_line(those[0].variable)}  # on a volume"
+        remedy = f"{load_errors.make_export(those[0].variable)}  # on a volume"
         return finding.info("container-layer", f"a container's layer holds {where}", why, remedy)
     return finding.ok("file-system", f"a disk holds {where}", f"it is {on}")
 
 
-def _room(point: str) -> str:
+def _describe_room(point: str) -> str:
     try:
         room = os.statvfs(point)
     except OSError:
@@ -362,7 +370,7 @@ def _room(point: str) -> str:
     return f", {write_size(room.f_bavail * room.f_frsize)} of {write_size(room.f_blocks * room.f_frsize)}{inodes} free"
 
 
-def _of_options(mount: Mount, those: list[Place]) -> Iterator[Finding]:
+def _check_options(mount: Mount, those: list[Place]) -> Iterator[Finding]:
     local = sorted(_LOCAL_LOCKS.intersection(mount.options))
     if local:
         why = f"{mount} has {', '.join(local)}. Hosts compile the same kernels at once"
@@ -383,11 +391,11 @@ def check_local_level(environ: Mapping[str, str]) -> Iterator[Finding]:
     local = config.current().local
     if local is None:
         return
-    place = nearest(local)
+    place = find_nearest(local)
     if mounts.is_over_a_network(place):
-        why = f"it is on {mounts.mount_of(place)}. It saves no request to a server"
+        why = f"it is on {mounts.find_mount(place)}. It saves no request to a server"
         yield finding.warning("local-level-is-remote", f"the local tier {local} is not on this node", why, _NODE_DISK)
-    shared = nearest(caches(environ)[0].path)
+    shared = find_nearest(list_caches(environ)[0].path)
     if os.stat(place).st_dev == os.stat(shared).st_dev:
         why = f"{shared} is on the same file system. Everything is stored there twice"
         remedy = f"{_NODE_DISK}; or unset it"
@@ -403,29 +411,29 @@ _CREATE = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
 
 def check_behaviour(environ: Mapping[str, str]) -> Iterator[Finding]:
     """Findings about what does not work, tried out on each file system of one of the directories."""
-    for those in by(lambda path: os.stat(path).st_dev, of(environ)):
+    for those in group_places(lambda path: os.stat(path).st_dev, list_places(environ)):
         for place in those:
-            directory = nearest(place.path)
+            directory = find_nearest(place.path)
             if os.path.isdir(directory) and os.access(directory, os.W_OK | os.X_OK, effective_ids=True):
-                yield from _tried(place, directory)
+                yield from _try_steps(place, directory)
                 break
 
 
-def _tried(place: Place, directory: str) -> Iterator[Finding]:
+def _try_steps(place: Place, directory: str) -> Iterator[Finding]:
     where = f"{directory}, where {place.noun} is to be," if directory != place.path else str(place)
     try:
-        with folders.scratch(directory, _PREFIX) as probe:
-            remedy = f"{loads.set_line(place.variable)}  # on another file system"
+        with folders.create_scratch(directory, _PREFIX) as probe:
+            remedy = f"{load_errors.make_export(place.variable)}  # on another file system"
             found = [each for step in _STEPS for each in step(probe.path, where, remedy)]
     except OSError as error:
         why = f"{error.strerror}. Renames, locks and syncs were not tried"
         yield finding.info("not-probed", f"{where} could not be tried out", why)
         return
-    mount = mounts.mount_of(directory)
+    mount = mounts.find_mount(directory)
     yield from found or [finding.ok("behaviour", "renames, locks and syncs work", f"on {mount or directory}")]
 
 
-def _write(probe: str, where: str, remedy: str) -> Iterator[Finding]:
+def _try_write(probe: str, where: str, remedy: str) -> Iterator[Finding]:
     descriptor = os.open(os.path.join(probe, "synced"), _CREATE, 0o600)
     try:
         os.write(descriptor, bytes(4096))
@@ -443,7 +451,7 @@ def _write(probe: str, where: str, remedy: str) -> Iterator[Finding]:
         yield finding.warning("clock-skew", f"the clock of {where} is wrong", why, clocks)
 
 
-def _rename(probe: str, where: str, remedy: str) -> Iterator[Finding]:
+def _try_rename(probe: str, where: str, remedy: str) -> Iterator[Finding]:
     old, new = os.path.join(probe, "old"), os.path.join(probe, "new")
     for path, content in ((old, "old"), (new, "new")):
         with open(path, "w", encoding="utf-8") as file:
@@ -459,7 +467,7 @@ def _rename(probe: str, where: str, remedy: str) -> Iterator[Finding]:
         yield finding.error("no-rename", f"no file can be renamed over another on {where}", why, remedy)
 
 
-def _lock(probe: str, where: str, remedy: str) -> Iterator[Finding]:
+def _try_lock(probe: str, where: str, remedy: str) -> Iterator[Finding]:
     path = os.path.join(probe, "lock")
     first, second = os.open(path, _CREATE, 0o600), os.open(path, _CREATE, 0o600)
     try:
@@ -478,7 +486,7 @@ def _lock(probe: str, where: str, remedy: str) -> Iterator[Finding]:
         yield finding.warning("no-locks", f"locks do not work on {where}", why, remedy)
 
 
-def _link(probe: str, where: str, _: str) -> Iterator[Finding]:
+def _try_link(probe: str, where: str, _: str) -> Iterator[Finding]:
     path = os.path.join(probe, "name")
     with open(path, "wb"):
         pass
@@ -489,4 +497,4 @@ def _link(probe: str, where: str, _: str) -> Iterator[Finding]:
         yield finding.info("no-hard-links", f"hard links do not work on {where}", why)
 
 
-_STEPS: tuple[Callable[[str, str, str], Iterator[Finding]], ...] = (_write, _rename, _lock, _link)
+_STEPS: tuple[Callable[[str, str, str], Iterator[Finding]], ...] = (_try_write, _try_rename, _try_lock, _try_link)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from safecache.reporting import events
 from safecache.reporting.kinds import Reason
 
-__all__ = ["SEVERITIES", "UNSHOWN", "Difference", "Finding", "error", "info", "ok", "warning", "worst"]
+__all__ = ["SEVERITIES", "UNSHOWN", "Difference", "Finding", "error", "find_worst", "info", "ok", "warning"]
 
 # From the least to the worst.
 SEVERITIES = ("ok", "info", "warning", "error")
@@ -81,6 +81,6 @@ warning = partial(Finding, "warning")  # something works, but more slowly, or le
 error = partial(Finding, "error")  # something does not work, or nothing is cached
 
 
-def worst(findings: Iterable[Finding | Difference]) -> str:
+def find_worst(findings: Iterable[Finding | Difference]) -> str:
     """Return the worst severity among ``findings``; "ok" if there are none."""
     return max((finding.severity for finding in findings), key=SEVERITIES.index, default="ok")

@@ -20,7 +20,7 @@ from importlib.machinery import PathFinder
 from importlib.util import cache_from_source
 from typing import Any
 
-from safecache import loads
+from safecache import load_errors
 from safecache._version import __version__
 from safecache.doctor import directories, finding
 from safecache.doctor.finding import Finding
@@ -39,7 +39,7 @@ __all__ = [
     "check_hooks",
     "check_nvidia",
     "check_versions",
-    "objection",
+    "find_objection",
 ]
 
 _KNOWN = {"torch": (hook.TORCH_FROM, hook.TORCH_UNTIL), "triton": (hook.TRITON_FROM, hook.TRITON_UNTIL)}
@@ -79,7 +79,7 @@ def check_hooks(environ: Mapping[str, str]) -> Iterator[Finding]:
         yield finding.info("hooks-not-examined", "hooks were not examined", why)
         return
     try:
-        said = _status(dict(environ), place)
+        said = _run_status(dict(environ), place)
     except subprocess.TimeoutExpired:
         why = f"the import took more than {TIMEOUT} s. Each process waits as long"
         remedy = "python -X importtime -c 'import torch'  # the module that takes long"
@@ -94,21 +94,21 @@ def check_hooks(environ: Mapping[str, str]) -> Iterator[Finding]:
         why, remedy = f"{last}. No process can compile", "python -X faulthandler -m safecache status  # its stack"
         yield finding.error("torch-not-imported", "the import of torch ends its process", why, remedy)
         return
-    yield from _standing_down(hooks)
+    yield from _check_inactive(hooks)
 
 
-def _status(environment: dict[str, str], place: str) -> subprocess.CompletedProcess[str]:
+def _run_status(environment: dict[str, str], place: str) -> subprocess.CompletedProcess[str]:
     own = ("XDG_CONFIG_HOME", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
     ours = {name for name in environment if name.startswith("SAFECACHE_")} - {"SAFECACHE_DISABLE"}
     environment = {name: environment[name] for name in environment.keys() - ours}
     environment |= {name: os.path.join(place, name) for name in own}
     environment |= {"SAFECACHE": "1", "PYTHONDONTWRITEBYTECODE": "1"}
     command = [sys.executable, "-m", "safecache", "status", "--json"]
-    options = children.apart(children.with_package(environment))
+    options = children.make_options(children.add_package(environment))
     return subprocess.run(command, **options, capture_output=True, text=True, errors="replace", timeout=TIMEOUT)
 
 
-def _standing_down(hooks: list[dict[str, str]]) -> Iterator[Finding]:
+def _check_inactive(hooks: list[dict[str, str]]) -> Iterator[Finding]:
     by_reason = defaultdict(list)
     for each in hooks:
         if not HookState(each["state"]).is_healthy:
@@ -131,7 +131,7 @@ def _standing_down(hooks: list[dict[str, str]]) -> Iterator[Finding]:
 _PROGRAM_TIMEOUT = 30  # seconds
 
 
-def objection(
+def find_objection(
     command: list[str], *, source: str = "", environ: Mapping[str, str] | None = None, line: int = -1
 ) -> str | None:
     """Why a program fails, with ``source`` as its input; None if it exits with 0. Takes 30 seconds at most.
@@ -140,7 +140,7 @@ def objection(
     """
     options: dict[str, Any] = {"env": environ and dict(environ)}
     if command[0] == sys.executable:
-        options = children.apart(config.child_environment() if environ is None else environ)
+        options = children.make_options(config.copy_environment() if environ is None else environ)
     try:
         done = subprocess.run(command, **options, input=source.encode(), capture_output=True, timeout=_PROGRAM_TIMEOUT)
     except subprocess.TimeoutExpired:
@@ -164,29 +164,29 @@ def check_compilers(environ: Mapping[str, str]) -> Iterator[Finding]:
     """Findings about a C or C++ compiler that is missing, does not work, or does not find Python's headers."""
     working = []
     for language, (variable, names, flag, source, effect) in _LANGUAGES.items():
-        command = _command(environ, variable, names)
-        remedy = f"{_install(language)}  # or export {variable}=PATH of one"
+        command = _find_command(environ, variable, names)
+        remedy = f"{_suggest_install(language)}  # or export {variable}=PATH of one"
         if not command or shutil.which(command[0], path=environ.get("PATH")) is None:
             named = f"{variable}={environ[variable]}" if environ.get(variable) else " or ".join(names)
             why = f"{named} is not found. {effect}"
             yield finding.error("no-compiler", f"there is no {language} compiler", why, remedy)
             continue
-        said = _against([*command, "-x", flag], source, environ)
+        said = _try_compile([*command, "-x", flag], source, environ)
         if said is None:
             working.append((command, flag))
         else:
             what = f"the {language} compiler {shlex.join(command)} does not work"
             yield finding.error("broken-compiler", what, f"{said}. {effect}", remedy)
     for command, flag in working[:1]:
-        yield from _headers(command, flag, environ)
+        yield from _check_headers(command, flag, environ)
     for command, flag in working:
         if flag == "c++":
-            yield from _runtime(command, environ)
+            yield from _check_runtime(command, environ)
     if working:
         yield finding.ok("compilers", "compilers work", " and ".join(shlex.join(command) for command, _ in working))
 
 
-def _command(environ: Mapping[str, str], variable: str, names: tuple[str, ...]) -> list[str] | None:
+def _find_command(environ: Mapping[str, str], variable: str, names: tuple[str, ...]) -> list[str] | None:
     named = environ.get(variable)
     if named:
         # Triton reads it as the name of a program, torch 2.15 as a command.
@@ -194,22 +194,22 @@ def _command(environ: Mapping[str, str], variable: str, names: tuple[str, ...]) 
     return next(([name] for name in names if shutil.which(name, path=environ.get("PATH"))), None)
 
 
-def _headers(command: list[str], flag: str, environ: Mapping[str, str]) -> Iterator[Finding]:
+def _check_headers(command: list[str], flag: str, environ: Mapping[str, str]) -> Iterator[Finding]:
     include = sysconfig.get_paths()["include"]
-    if _against([*command, "-x", flag, f"-I{include}"], "#include <Python.h>\n", environ) is not None:
+    if _try_compile([*command, "-x", flag, f"-I{include}"], "#include <Python.h>\n", environ) is not None:
         why = f"{shlex.join(command)} finds none in {include}. Neither Triton nor Inductor can compile"
-        remedy = f"{_install('headers')}  # an environment of conda, uv or pyenv has them"
+        remedy = f"{_suggest_install('headers')}  # an environment of conda, uv or pyenv has them"
         yield finding.error("no-python-headers", "Python.h is missing", why, remedy)
 
 
-def _runtime(command: list[str], environ: Mapping[str, str]) -> Iterator[Finding]:
+def _check_runtime(command: list[str], environ: Mapping[str, str]) -> Iterator[Finding]:
     """A library with its own copy of the C++ runtime finds this process's locales by its own indices, and crashes."""
     library = b""
     # No temporary directory, or no library: reported elsewhere.
     with suppress(OSError), tempfile.TemporaryDirectory(prefix="safecache-doctor-") as directory:
         path = os.path.join(directory, "library.so")
         link = [*command, "-shared", "-fPIC", "-x", "c++", "-", "-o", path]
-        objection(link, source="#include <locale>\nstd::locale locale;\n", environ=environ)
+        find_objection(link, source="#include <locale>\nstd::locale locale;\n", environ=environ)
         with open(path, "rb") as file:
             library = file.read()
     if not library or b"libstdc++.so" in library or b"libc++.so" in library:
@@ -220,13 +220,13 @@ def _runtime(command: list[str], environ: Mapping[str, str]) -> Iterator[Finding
     yield finding.warning("static-libstdcxx", what, why, remedy)
 
 
-def _install(what: str) -> str:
-    return loads.install(what).removeprefix("Install it: ")
+def _suggest_install(what: str) -> str:
+    return load_errors.make_remedy(what).removeprefix("Install it: ")
 
 
-def _against(command: list[str], source: str, environ: Mapping[str, str]) -> str | None:
+def _try_compile(command: list[str], source: str, environ: Mapping[str, str]) -> str | None:
     """The compiler's first message against ``source``, None if there is none; nothing is written."""
-    return objection([*command, "-fsyntax-only", "-"], source=source, environ=environ, line=0)
+    return find_objection([*command, "-fsyntax-only", "-"], source=source, environ=environ, line=0)
 
 
 _THREADS = "TORCHINDUCTOR_COMPILE_THREADS"
@@ -243,7 +243,7 @@ def check_cpus(environ: Mapping[str, str]) -> Iterator[Finding]:
         what, why = f"{_THREADS}={named} is no number", "torch reads it when it is imported. The import fails"
         yield finding.error("bad-compile-threads", what, why, f"export {_THREADS}={usable}")
         return
-    quota = client.quota()
+    quota = client.read_quota()
     allowed = usable if quota is None else min(usable, max(1, math.ceil(quota)))
     why = f"{_THREADS}={named}" if named is not None else f"torch chooses {write_count(threads, 'compile thread')}"
     why += f"; {write_count(usable, 'CPU')} can be used"
@@ -273,16 +273,16 @@ def check_nvidia(environ: Mapping[str, str]) -> Iterator[Finding]:
         return
     named = environ.get("TRITON_LIBCUDA_PATH") or None
     if os.path.exists(_DEVICE) or named:
-        yield from _driver(environ, named)
+        yield from _check_driver(environ, named)
     else:
         why = f"{_DEVICE} does not exist. GPU checks are skipped"
         yield finding.info("no-nvidia-device", "there is no NVIDIA GPU", why)
     for tool, variable in _TOOLS.items():
         bundled = os.path.join(spec.submodule_search_locations[0], "backends", "nvidia", "bin", tool)
-        yield from _tool(bundled, variable, environ.get(variable))
+        yield from _check_tool(bundled, variable, environ.get(variable))
 
 
-def _driver(environ: Mapping[str, str], named: str | None) -> Iterator[Finding]:
+def _check_driver(environ: Mapping[str, str], named: str | None) -> Iterator[Finding]:
     if named is None and not os.access(_LDCONFIG, os.X_OK):
         why = f"Triton asks it where {_LIBRARY} is. No kernel can be launched"
         remedy = f"export TRITON_LIBCUDA_PATH=DIR  # with {_LIBRARY} in it"
@@ -300,7 +300,7 @@ def _driver(environ: Mapping[str, str], named: str | None) -> Iterator[Finding]:
         remedy = "unset TRITON_LIBCUDA_PATH" if named else _INSTALL
         yield finding.error("no-libcuda", f"{_LIBRARY} is missing", f"{where}. Triton cannot use the GPU", remedy)
         return
-    said = objection([sys.executable, "-S", "-c", _LOAD, os.path.abspath(found[0])])
+    said = find_objection([sys.executable, "-S", "-c", _LOAD, os.path.abspath(found[0])])
     if said is None:
         yield finding.ok("libcuda", f"{_LIBRARY} loads", f"it is {found[0]}")
     else:
@@ -308,12 +308,12 @@ def _driver(environ: Mapping[str, str], named: str | None) -> Iterator[Finding]:
         yield finding.error("broken-libcuda", f"{found[0]} cannot be loaded", why, _INSTALL)
 
 
-def _tool(bundled: str, variable: str, named: str | None) -> Iterator[Finding]:
-    refused = objection([named, "--version"]) if named else None
+def _check_tool(bundled: str, variable: str, named: str | None) -> Iterator[Finding]:
+    refused = find_objection([named, "--version"]) if named else None
     if refused is not None:
         why = f"{refused}. Triton uses its own, or fails"
         yield finding.warning("ptxas-not-used", f"{variable}={named} cannot be run", why, f"unset {variable}")
-    said = objection([bundled, "--version"]) if named is None or refused is not None else None
+    said = find_objection([bundled, "--version"]) if named is None or refused is not None else None
     if said is not None:
         why = f"{said}. No kernel can be compiled for NVIDIA GPUs"
         remedy = f"export {variable}=FILE  # on a file system that is not noexec; or reinstall triton"
@@ -335,7 +335,7 @@ def check_bytecode(environ: Mapping[str, str]) -> Iterator[Finding]:
     modules = [os.path.join(os.path.dirname(folder), *name.split(".")) + ".py" for name in names]
     sources = [spec.origin, *filter(os.path.isfile, modules)]
     missing = [path for path in sources if not _is_kept(path)]
-    directory = directories.nearest(os.path.dirname(cache_from_source(spec.origin)))
+    directory = directories.find_nearest(os.path.dirname(cache_from_source(spec.origin)))
     why = "" if os.access(directory, os.W_OK, effective_ids=True) else f"{directory} cannot be written"
     if environ.get("PYTHONDONTWRITEBYTECODE"):
         why = "PYTHONDONTWRITEBYTECODE is set"

@@ -17,7 +17,7 @@ from typing import Any
 
 from safecache.doctor import directories, finding
 from safecache.doctor.finding import Finding
-from safecache.files import mounts, opening
+from safecache.fs import mounts, opening
 from safecache.reporting.kinds import Kind
 from safecache.settings import config
 from safecache.store import entry_files
@@ -50,27 +50,27 @@ def check(path: str) -> list[Finding]:
     try:
         content = opening.read_regular(path, _check_regular)
     except MemoryError:
-        return [_out_of_memory(path)]
+        return [_explain_no_memory(path)]
     except OSError as error:
-        return [_unreadable(path, error)]
-    if mounts.forbids_execution(path):
-        why = f"it is on {mounts.mount_of(path)}, a noexec mount. Each load of compiled code fails"
-        remedy = directories.elsewhere(_variable_of(path))
+        return [_explain_unreadable(path, error)]
+    if mounts.is_noexec(path):
+        why = f"it is on {mounts.find_mount(path)}, a noexec mount. Each load of compiled code fails"
+        remedy = directories.suggest_directory(_find_variable(path))
         return [finding.error("noexec", f"no code can be loaded from {path}", why, remedy)]
-    refused = _of_another_machine(content) or _unmappable(path)
+    refused = _check_machine(content) or _check_mapping(path)
     if refused is not None:
         return [refused]
     why = "the dynamic loader finds its libraries and symbols. If it failed elsewhere, run this there, as that user"
-    return list(_unlinked(path)) or [finding.ok("loads", f"{path} loads", why)]
+    return list(_check_linking(path)) or [finding.ok("loads", f"{path} loads", why)]
 
 
-def _variable_of(path: str) -> str:
+def _find_variable(path: str) -> str:
     """The variable that moves this cache, recognised by the names of the caches' directories."""
     if "torch_extensions" in path:
         return "TORCH_EXTENSIONS_DIR"
     if "aotinductor_" in path:
         return "TMPDIR"
-    triton = config.child_environment().get("TRITON_CACHE_DIR", "")
+    triton = config.copy_environment().get("TRITON_CACHE_DIR", "")
     is_triton = "triton" in path.split(os.sep) or (triton and path.startswith(os.path.join(triton, "")))
     return "TRITON_CACHE_DIR" if is_triton else "TORCHINDUCTOR_CACHE_DIR"
 
@@ -85,22 +85,22 @@ def _check_regular(status: os.stat_result) -> None:
         raise OSError(errno.EFBIG, "it is larger than any library that safecache reads")
 
 
-def _unreadable(path: str, error: OSError) -> Finding:
+def _explain_unreadable(path: str, error: OSError) -> Finding:
     if error.errno == errno.ENOENT:
         why = "an entry may outlive its library. It is rebuilt at the next start"
         return finding.error("not-found", f"{path} does not exist", why, f"ls -l {shlex.quote(path)}")
     if error.errno == errno.EPERM:
-        return _denied(path, error)
+        return _explain_denied(path, error)
     if error.errno == errno.EACCES:
-        remedy = f"{directories.elsewhere(_variable_of(path))}  # or make the file readable for this user"
-        return finding.error("permission", f"{path} may not be read", f"{_closed(path)}. {_LOST}", remedy)
+        remedy = f"{directories.suggest_directory(_find_variable(path))}  # or make the file readable for this user"
+        return finding.error("permission", f"{path} may not be read", f"{_find_closed(path)}. {_LOST}", remedy)
     if error.errno == errno.ENOMEM:
-        return _out_of_memory(path)
+        return _explain_no_memory(path)
     remedy = f"ls -l {shlex.quote(path)}  # if it is in a cache, remove it: it is recompiled"
     return finding.error("unreadable", f"{path} cannot be read", f"{error.strerror}. {_LOST}", remedy)
 
 
-def _closed(path: str) -> str:
+def _find_closed(path: str) -> str:
     """The first name on the way to ``path`` that this user may not access, with its owner and mode."""
     path = os.path.realpath(path)  # a link says nothing about its target
     names = path.split(os.sep)
@@ -110,13 +110,13 @@ def _closed(path: str) -> str:
             status = os.stat(step)
             mode = stat.filemode(status.st_mode)
             return f"{step} is {mode}, of uid {status.st_uid} and gid {status.st_gid}; this is uid {os.geteuid()}"
-    return f"{path}: permission denied, though owners and modes allow it: {_policy()}"
+    return f"{path}: permission denied, though owners and modes allow it: {_describe_policy()}"
 
 
 # Its machine -------------------------------------------------------------------------------------------------------
 
 
-def _of_another_machine(content: bytes) -> Finding | None:
+def _check_machine(content: bytes) -> Finding | None:
     """The loader says no more of such a file than that it cannot be opened."""
     with open("/proc/self/exe", "rb") as file:
         here = file.read(_MACHINE.stop)
@@ -125,14 +125,14 @@ def _of_another_machine(content: bytes) -> Finding | None:
     numbers = (int.from_bytes(each[_MACHINE], sys.byteorder) for each in (content, here))
     built, runs = (MACHINES.get(number, f"e_machine {number}") for number in numbers)
     why = f"it is built for {built}, this machine is {runs}. {_LOST}"
-    remedy = f"{directories.elsewhere('TORCHINDUCTOR_CACHE_DIR')}  # one cache for each architecture"
+    remedy = f"{directories.suggest_directory('TORCHINDUCTOR_CACHE_DIR')}  # one cache for each architecture"
     return finding.error("wrong-architecture", "the file is for another machine", why, remedy)
 
 
 # Mapping it --------------------------------------------------------------------------------------------------------
 
 
-def _unmappable(path: str) -> Finding | None:
+def _check_mapping(path: str) -> Finding | None:
     """Try to map it as the loader does, which runs nothing."""
     try:
         with open(path, "rb") as file:
@@ -140,12 +140,12 @@ def _unmappable(path: str) -> Finding | None:
                 mmap.mmap(file.fileno(), 0, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_EXEC).close()
     except OSError as error:
         if error.errno == errno.ENOMEM:
-            return _out_of_memory(path)
-        return _denied(path, error)
+            return _explain_no_memory(path)
+        return _explain_denied(path, error)
     return None
 
 
-def _out_of_memory(path: str) -> Finding:
+def _explain_no_memory(path: str) -> Finding:
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     allowed = "unlimited" if limit == resource.RLIM_INFINITY else f"{limit >> 20} MiB"
     why = f"out of memory; this process may use {allowed}. {_LOST}"
@@ -153,13 +153,13 @@ def _out_of_memory(path: str) -> Finding:
     return finding.error("out-of-memory", f"{path} cannot be mapped", why, remedy)
 
 
-def _denied(path: str, error: OSError) -> Finding:
-    why = f"{error.strerror}, and its mount is not noexec; {_policy(path)}. {_LOST}"
+def _explain_denied(path: str, error: OSError) -> Finding:
+    why = f"{error.strerror}, and its mount is not noexec; {_describe_policy(path)}. {_LOST}"
     remedy = "export SAFECACHE_EXEC_DIR=DIR  # where this machine's policy allows code; ask its administrator"
     return finding.error("denied-by-policy", f"{path} may not be mapped as code", why, remedy)
 
 
-def _policy(path: str = "") -> str:
+def _describe_policy(path: str = "") -> str:
     """The visible state of this machine's security modules, as text for a person."""
     seen = []
     try:
@@ -176,7 +176,7 @@ def _policy(path: str = "") -> str:
 # Linking it --------------------------------------------------------------------------------------------------------
 
 
-def _unlinked(path: str) -> Iterator[Finding]:
+def _check_linking(path: str) -> Iterator[Finding]:
     listing = _list_libraries(path)
     refusal = _REFUSAL.search(listing)
     if refusal is not None:
@@ -193,7 +193,9 @@ def _unlinked(path: str) -> Iterator[Finding]:
     for library, version, by in versions:
         needs = "it needs" if by.startswith(_ITSELF) else f"{by}, which it needs, needs"
         why = f"{needs} {version} of {library}, and the one here has no such version. {_LOST}"
-        remedy = f"{directories.elsewhere(_variable_of(path))}  # a cache of this system; or fill it on the oldest"
+        remedy = (
+            f"{directories.suggest_directory(_find_variable(path))}  # a cache of this system; or fill it on the oldest"
+        )
         yield finding.error("missing-version", "a library is older than the file needs", why, remedy)
     undefined = sorted(set(_UNDEFINED.findall(listing)))
     if undefined and not missing and not versions:  # from which it may follow
@@ -214,11 +216,11 @@ def _list_libraries(path: str) -> str:
     with open(path, "rb") as file:
         # These characters have a meaning in LD_PRELOAD. By its own name, libraries beside it are found as well.
         preloaded = f"/proc/self/fd/{file.fileno()}" if re.search("[ :]", name) else f"./{name}"
-        environment = {key: value for key, value in config.child_environment().items() if not key.startswith("LD_")}
-        others = config.child_environment().get("LD_PRELOAD", "")
+        environment = {key: value for key, value in config.copy_environment().items() if not key.startswith("LD_")}
+        others = config.copy_environment().get("LD_PRELOAD", "")
         environment |= {"LD_TRACE_LOADED_OBJECTS": "1", "LD_WARN": "1", "LD_BIND_NOW": "1"}
         environment["LD_PRELOAD"] = f"{preloaded} {others}".rstrip()
-        command = [_loader(), "--library-path", _library_path(), os.readlink("/proc/self/exe")]
+        command = [_find_loader(), "--library-path", _make_library_path(), os.readlink("/proc/self/exe")]
         options: dict[str, Any] = {"cwd": folder, "env": environment, "pass_fds": [file.fileno()]}
         options |= {"encoding": "utf-8", "errors": "surrogateescape", "timeout": _LOADER_TIMEOUT}
         try:
@@ -230,15 +232,15 @@ def _list_libraries(path: str) -> str:
     return done.stdout + done.stderr
 
 
-def _library_path() -> str:
+def _make_library_path() -> str:
     torch = importlib.util.find_spec("torch")
-    known = config.child_environment().get("LD_LIBRARY_PATH", "").split(":")
+    known = config.copy_environment().get("LD_LIBRARY_PATH", "").split(":")
     # Inductor's kernels rely on torch's libraries being there already.
     known += [os.path.join(folder, "lib") for folder in (torch and torch.submodule_search_locations) or ()]
     return ":".join(os.path.abspath(folder) for folder in known if folder)
 
 
-def _loader() -> str:
+def _find_loader() -> str:
     """The dynamic loader of this process, among the files that it has mapped."""
     with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as file:
         paths = [line.split(maxsplit=5)[5].rstrip("\n") for line in file if line.count(" /")]

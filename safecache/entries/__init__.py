@@ -1,4 +1,4 @@
 """Entries that torch looks up and saves: verify before unpickling, seal after pickling.
 
-May import the rooms up to store.
+May import the packages up to store.
 """

@@ -29,17 +29,17 @@ from safecache.store import bundles
 __all__ = [
     "VerifiedRemote",
     "accept_name",
+    "find_load_refusal",
     "is_autotuning_name",
     "is_plain",
-    "load_refusal",
     "name_graph",
     "raise_on_refusal",
     "read",
+    "read_sealed_provenance",
     "report_as",
     "require",
     "require_not_crashed",
-    "sealed_provenance",
-    "unpacking",
+    "unpack_scope",
     "unpickle",
 ]
 
@@ -52,7 +52,7 @@ def report_as(where: str, *, is_unguarded: bool = False) -> Iterator[None]:
 
     ``is_unguarded``: no guards are evaluated for what is loaded, so that an exception may be due to arguments.
     """
-    with compiles.scope(origin=where, is_unguarded=is_unguarded):
+    with compiles.override_scope(origin=where, is_unguarded=is_unguarded):
         yield
 
 
@@ -64,7 +64,7 @@ def raise_on_refusal() -> Iterator[None]:
     except RefusedArtifactError:
         raise
     except EntryRefusedError as error:
-        raise events.instead(error, RefusedArtifactError(*error.args)) from error.__cause__
+        raise events.replace_strict_error(error, RefusedArtifactError(*error.args)) from error.__cause__
 
 
 def require(kind: Kind, content: bytes, cache_key: str = "") -> None:
@@ -76,13 +76,13 @@ def require(kind: Kind, content: bytes, cache_key: str = "") -> None:
         if not loading.accept_or_quarantine(
             Ref(kind, cache_key), content, origin=compiles.current.origin or "given as bytes"
         ):
-            raise RefusedArtifactError(f"safecache: {events.refusals()[-1]} Compile it anew.")
+            raise RefusedArtifactError(f"safecache: {events.list_refusals()[-1]} Compile it anew.")
 
 
 @contextmanager
-def unpacking(bundle: Any) -> Iterator[None]:
+def unpack_scope(bundle: Any) -> Iterator[None]:
     """Name, for name_graph() in this block, the AOTAutograd entry that this thread loads, by its compile times."""
-    with compiles.scope(which=f"{bundle.forward_time_taken_ns} {bundle.backward_time_taken_ns}"):
+    with compiles.override_scope(which=f"{bundle.forward_time_taken_ns} {bundle.backward_time_taken_ns}"):
         yield
 
 
@@ -91,16 +91,16 @@ def name_graph(code: str) -> str:
     return refs.name_artifact(code, compiles.current.which) if compiles.current.which is not None else ""
 
 
-def load_refusal(bundle: Any, root: str) -> Refusal | None:
+def find_load_refusal(bundle: Any, root: str) -> Refusal | None:
     """Return why no graph of an AOTAutograd entry is to be run, by what the cache ``root`` knows; else None."""
     graphs = [getattr(getattr(bundle, name, None), "result", None) for name in ("compiled_fw", "compiled_bw")]
     codes = list(filter(None, (getattr(graph, "source_code", None) for graph in graphs)))
     if not codes:
         return None
-    with unpacking(bundle):
+    with unpack_scope(bundle):
         names = [name_graph(code) for code in codes]
     ref = Ref(Kind.AOT_GRAPH, "", root)
-    return next(filter(None, (plugs.load_guard.refusal(ref, name) for name in names)), None)
+    return next(filter(None, (plugs.load_guard.find_refusal(ref, name) for name in names)), None)
 
 
 def require_not_crashed(kind: Kind, name: str, root: str) -> None:
@@ -108,12 +108,12 @@ def require_not_crashed(kind: Kind, name: str, root: str) -> None:
 
     ``root``: the cache that knows.
     """
-    refusal = plugs.load_guard.refusal(Ref(kind, "", root), name)
+    refusal = plugs.load_guard.find_refusal(Ref(kind, "", root), name)
     if refusal is not None:
         where, remedy = compiles.current.origin or "given as bytes", "Compile it anew."
         with raise_on_refusal(), events.propagate_strict():
             report.refuse(refusal, kind, where, remedy)
-            raise RefusedArtifactError(f"safecache: {events.refusals()[-1]} {remedy}")
+            raise RefusedArtifactError(f"safecache: {events.list_refusals()[-1]} {remedy}")
 
 
 def read(ref: Ref, path: str) -> bytes | None:
@@ -134,7 +134,7 @@ def read(ref: Ref, path: str) -> bytes | None:
     return content
 
 
-def sealed_provenance(kind: Kind, cache_key: str, content: bytes) -> Mapping[str, str]:
+def read_sealed_provenance(kind: Kind, cache_key: str, content: bytes) -> Mapping[str, str]:
     """Return the provenance in the seal of bytes that read() has verified; empty without a valid seal."""
     namespace = config.current().namespace
     verdict = seal.inspect(content, len(content), kind, cache_key, keyring.current().find, namespace)
@@ -153,7 +153,7 @@ def unpickle(content: bytes, loads: Callable[[], Any]) -> Any:
         with events.propagate_strict():
             refusal = Refusal(Reason.DAMAGED, "it was replaced while it was read", "Find out by whom.")
             report.refuse(refusal, pinned[0], "on disk")
-            raise EntryRefusedError(f"safecache: {events.refusals()[-1]}")
+            raise EntryRefusedError(f"safecache: {events.list_refusals()[-1]}")
     return loads()
 
 
@@ -166,7 +166,7 @@ class VerifiedRemote:
 
     def get(self, key: str) -> dict[str, str] | None:
         """Return the value under the cache key, rebuilt from the verified bytes; None if it is missing or refused."""
-        content = loading.fetch(self._kind, key, self._remote)
+        content = loading.fetch_unverified(self._kind, key, self._remote)
         if content is None or not loading.accept_or_quarantine(
             Ref(self._kind, key), content, origin=loading.describe_remote(self._remote)
         ):

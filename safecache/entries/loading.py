@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 
 from safecache import compiles
 from safecache.entries import searches
-from safecache.files import opening
+from safecache.fs import opening
 from safecache.places import layout
 from safecache.places.refs import Ref
 from safecache.ports import File, Requested, plugs, tell
@@ -26,10 +26,10 @@ __all__ = [
     "RemoteCache",
     "Source",
     "accept_or_quarantine",
+    "check_readable",
     "describe_remote",
-    "fetch",
-    "lookup",
-    "may_be_read",
+    "fetch_unverified",
+    "look_up_entries",
     "read_unverified",
 ]
 
@@ -48,7 +48,7 @@ class Source(NamedTuple):
     is_entry: Callable[[Any], bool]
 
 
-def lookup(source: Source, *, local: bool, remote: RemoteCache | None) -> Iterator[tuple[Any, bytes, bool]]:
+def look_up_entries(source: Source, *, local: bool, remote: RemoteCache | None) -> Iterator[tuple[Any, bytes, bool]]:
     """Yield (entry, its sealed bytes, whether it is local) for every candidate that may be used.
 
     May wait for another process that compiles the same key. Strict mode raises the reason's error for the first
@@ -61,41 +61,41 @@ def lookup(source: Source, *, local: bool, remote: RemoteCache | None) -> Iterat
     if compiles.current.missing is ref.kind:
         return
     if local:
-        yield from _local(source)
+        yield from _iter_local(source)
     if remote is not None:
-        content, origin = fetch(ref.kind, ref.key, remote), describe_remote(remote)
+        content, origin = fetch_unverified(ref.kind, ref.key, remote), describe_remote(remote)
         ref = ref._replace(root="")
         if content is not None and accept_or_quarantine(ref, content, origin=origin):
             yield from _load(source, ref, content, origin=origin, is_file=False)
 
 
-def _local(source: Source) -> Iterator[tuple[Any, bytes, bool]]:
+def _iter_local(source: Source) -> Iterator[tuple[Any, bytes, bool]]:
     ref = source.ref
     tried: set[str] = set()
     seen: set[str] = set()
-    yield from _candidates(source, ref.directory, ref.root, tried, seen)
+    yield from _iter_candidates(source, ref.directory, ref.root, tried, seen)
     for directory, layer in fallback.iter_lower_paths(ref.directory, ref.root):
-        root = layer if layer == levels.counterpart(ref.root) else ""
+        root = layer if layer == levels.find_counterpart(ref.root) else ""
         # That a cache with a fallback directory cannot be listed has been reported already.
-        if layer != fallback.original(ref.root) or os.access(directory, os.R_OK | os.X_OK, effective_ids=True):
-            yield from _candidates(source, directory, root, tried)
+        if layer != fallback.find_original(ref.root) or os.access(directory, os.R_OK | os.X_OK, effective_ids=True):
+            yield from _iter_candidates(source, directory, root, tried)
     if bundles.fetch(ref):
-        yield from _candidates(source, ref.directory, ref.root, tried)
+        yield from _iter_candidates(source, ref.directory, ref.root, tried)
     took = partial(searches.last_compile_seconds, ref.kind)
-    flight = None if plugs.key_part.differs_by_rank() else plugs.single_flight.wait_or_lead(ref, took)
+    flight = None if plugs.key_part.is_rank_dependent() else plugs.single_flight.wait_or_lead(ref, took)
     if flight is not None:
         searches.add_wait(ref.kind, flight.waited)
         if flight.elsewhere:
             bundles.fetch(ref)
         try:
             # What was refused is so again, unless somebody has had the time to replace it.
-            yield from _candidates(source, ref.directory, ref.root, tried if flight.waited else tried | seen)
+            yield from _iter_candidates(source, ref.directory, ref.root, tried if flight.waited else tried | seen)
         except GeneratorExit:
-            flight.found()
+            flight.mark_found()
             raise
 
 
-def _candidates(
+def _iter_candidates(
     source: Source, directory: str, root: str, tried: set[str], seen: set[str] | None = None
 ) -> Iterator[tuple[Any, bytes, bool]]:
     """Yield one cache's candidates that are not in ``tried``, and add their names to it. ``seen``: gets all names.
@@ -112,13 +112,13 @@ def _candidates(
         seen.update(names)
     for name in names:
         path = os.path.join(directory, name)
-        content = None if name in tried else _admitted(source, path, root)
+        content = None if name in tried else _read_candidate(source, path, root)
         if content is not None:
             tried.add(name)
             yield from _load(source, source.ref._replace(root=root), content, origin=path, is_file=True)
 
 
-def _admitted(source: Source, path: str, root: str) -> bytes | None:
+def _read_candidate(source: Source, path: str, root: str) -> bytes | None:
     """Return the bytes of the candidate at ``path`` if it may be used; else, as reported, None."""
     ref = source.ref
     with report.contain_errors(f"the check of a cached {ref.kind.noun}", f"Compiling instead of using {path}."):
@@ -135,7 +135,7 @@ def _admitted(source: Source, path: str, root: str) -> bytes | None:
 
 def _is_barred(ref: Ref, path: str, root: str) -> bool:
     """Tell whether processes have died of that file, by its name, or of what its key has led to; report it."""
-    refusal = plugs.load_guard.refusal(ref, os.path.basename(path), is_lower=root != ref.root)
+    refusal = plugs.load_guard.find_refusal(ref, os.path.basename(path), is_lower=root != ref.root)
     if refusal is not None:
         moved = entry_files.quarantine(path, root, refusal.reason) if root else None
         remedy = f"Recompiling; moved to {moved}." if moved else "Recompiling."
@@ -153,10 +153,10 @@ _READ_REMEDY = "Recompiling. Help: make it readable, or remove it"
 def read_unverified(kind: Kind, path: str, *, listed: bool = False) -> bytes | None:
     """Return the unverified bytes of the file at ``path``; None if it is missing or, as reported, unusable.
 
-    ``listed``: see entry_files.read_entry(). Raises the reason's error in strict mode.
+    ``listed``: see entry_files.read_unverified_entry(). Raises the reason's error in strict mode.
     """
     try:
-        return entry_files.read_entry(path, entry_files.max_entry_size(kind), listed=listed)
+        return entry_files.read_unverified_entry(path, entry_files.max_entry_size(kind), listed=listed)
     except FileNotFoundError:
         return None  # cleared by another process since the listing: same as never written
     except opening.UnusableEntry as unusable:
@@ -166,7 +166,7 @@ def read_unverified(kind: Kind, path: str, *, listed: bool = False) -> bytes | N
     return None
 
 
-def may_be_read(kind: Kind, path: str) -> bool:
+def check_readable(kind: Kind, path: str) -> bool:
     """Tell whether torch may read the file by itself; report a file that is irregular or too large.
 
     True if it is missing, for torch to meet that. Raises the reason's error in strict mode.
@@ -186,7 +186,7 @@ def _note_unusable(unusable: opening.UnusableEntry, kind: Kind, path: str) -> No
     report.refuse(Refusal(unusable.reason, f"it is {unusable.detail}"), kind, path, remedy)
 
 
-def fetch(kind: Kind, cache_key: str, remote: RemoteCache) -> bytes | None:
+def fetch_unverified(kind: Kind, cache_key: str, remote: RemoteCache) -> bytes | None:
     """Return the unverified bytes in a remote cache for this key; None if it has none or, as reported, none readable.
 
     Raises the reason's error in strict mode.
@@ -222,18 +222,18 @@ def accept_or_quarantine(
     ``whole``: the file holds nothing else. ``is_lower``: stock torch does not look there. Raises the reason's error in
     strict mode.
     """
-    refusal = trust.judge(content, ref.kind, ref.key, path, partial(plugs.key_part.refusal, ref))
+    refusal = trust.judge(content, ref.kind, ref.key, path, partial(plugs.key_part.find_refusal, ref))
     if refusal is None or (not is_lower and trust.is_observed(refusal, ref.kind, path or origin)):
         return True
     file = path or (origin if ref.root else None)
-    _refuse(refusal, ref, file, origin, content if whole else None)
+    _refuse_candidate(refusal, ref, file, origin, content if whole else None)
     return False
 
 
-def _refuse(refusal: Refusal, ref: Ref, path: str | None, origin: str, content: bytes | None) -> None:
-    cache = layout.cache_root(path) if path is not None and ref.kind in ENTRIES else ""
+def _refuse_candidate(refusal: Refusal, ref: Ref, path: str | None, origin: str, content: bytes | None) -> None:
+    cache = layout.find_cache_root(path) if path is not None and ref.kind in ENTRIES else ""
     consequence = "" if cache and refusal.reason is Reason.UNSEALED else "Recompiling."
-    if path is not None and ref.root and events.decide(refusal.reason, strict=False).quarantine:
+    if path is not None and ref.root and events.decide_action(refusal.reason, strict=False).quarantine:
         moved = entry_files.quarantine(path, ref.root, refusal.reason, content)
         if moved is not None:
             events.count(Count.QUARANTINED)
@@ -261,4 +261,4 @@ def _load(source: Source, ref: Ref, content: bytes, *, origin: str, is_file: boo
         searches.pass_over(ref.kind)
     else:
         refusal = Refusal(Reason.WRONG_TYPE, f"it holds a {type(entry).__module__}.{type(entry).__qualname__}")
-        _refuse(refusal, ref, origin if is_file else None, origin, content)
+        _refuse_candidate(refusal, ref, origin if is_file else None, origin, content)

@@ -20,7 +20,7 @@ from safecache.reporting.report import Refusal
 from safecache.settings import config
 from safecache.signing import keyring, seal, trust
 
-__all__ = ["accept", "admitted"]
+__all__ = ["accept", "select_accepted"]
 
 # Artifacts that torch unpickles later.
 _SEALED = {
@@ -50,18 +50,18 @@ class _Walk:
         self._content, self._at = content, _CHECKSUM_SIZE
         self._found = 0
 
-    def number(self) -> int:
+    def read_number(self) -> int:
         start = self._skip(_NUMBER.size)
         return int(_NUMBER.unpack_from(self._content, start)[0])
 
-    def each_type(self) -> None:
+    def walk_types(self) -> None:
         while self._at < len(self._content):
             self._count()
-            self._skip(self.number())
-            for _ in range(self.number()):
+            self._skip(self.read_number())
+            for _ in range(self.read_number()):
                 self._count()
-                self._skip(self.number())
-                self._skip(self.number())
+                self._skip(self.read_number())
+                self._skip(self.read_number())
 
     def _count(self) -> None:
         self._found += 1
@@ -84,8 +84,8 @@ def accept(container: bytes) -> bool:
     """
     walk = _Walk(container)
     try:
-        if len(container) > _CHECKSUM_SIZE and walk.number() == _VERSION:
-            walk.each_type()
+        if len(container) > _CHECKSUM_SIZE and walk.read_number() == _VERSION:
+            walk.walk_types()
     except _NotWholeError as error:
         refusal = Refusal(Reason.DAMAGED, str(error), "Help: find out where it came from")
         report.refuse(refusal, Kind.OTHER, "for mega-caches")
@@ -93,33 +93,33 @@ def accept(container: bytes) -> bool:
     return True
 
 
-def admitted(found: dict[str, list[Any]], written_under: Callable[[Any], str]) -> dict[str, list[Any]]:
+def select_accepted(found: dict[str, list[Any]], written_under: Callable[[Any], str]) -> dict[str, list[Any]]:
     """Return the artifacts, by type, that may be written; report the others. Strict mode raises their error.
 
     ``written_under``: returns the cache key under which torch writes an artifact, for which it is then sealed.
     """
-    return {name: list(_admitted(name, each, written_under)) for name, each in found.items()}
+    return {name: list(_iter_accepted(name, each, written_under)) for name, each in found.items()}
 
 
-def _admitted(name: str, found: Iterable[Any], written_under: Callable[[Any], str]) -> Iterator[Any]:
+def _iter_accepted(name: str, found: Iterable[Any], written_under: Callable[[Any], str]) -> Iterator[Any]:
     for artifact in found:
-        if _admit(name, artifact):
+        if _accept_artifact(name, artifact):
             key = written_under(artifact) if name in _SEALED else artifact.key
-            yield artifact if key == artifact.key else _sealed_anew(artifact, _SEALED[name], key)
+            yield artifact if key == artifact.key else _reseal_artifact(artifact, _SEALED[name], key)
 
 
-def _sealed_anew(artifact: Any, kind: Kind, key: str) -> Any:
+def _reseal_artifact(artifact: Any, kind: Kind, key: str) -> Any:
     """An admitted artifact with a seal for this cache key: the only one under which its reader will look for it.
 
     Without a signing key only this process will take it.
     """
-    origin = artifacts.sealed_provenance(kind, artifact.key, artifact.content)
-    payload, namespace = seal.payload_of(artifact.content), config.current().namespace
+    origin = artifacts.read_sealed_provenance(kind, artifact.key, artifact.content)
+    payload, namespace = seal.strip_unverified(artifact.content), config.current().namespace
     content = seal.attach(payload, kind, key, keyring.current().attesting, origin, namespace)
     return dataclasses.replace(artifact, content=content)
 
 
-def _admit(name: str, artifact: Any) -> bool:
+def _accept_artifact(name: str, artifact: Any) -> bool:
     key: str = artifact.key
     kind = _SEALED.get(name)
     if kind is None:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, NoReturn
 from weakref import WeakKeyDictionary
 
 from safecache import compiles
-from safecache.entries.searches import compile_seconds
+from safecache.entries.searches import sum_compile_seconds
 from safecache.errors import CacheWriteError
 from safecache.places import layout
 from safecache.places.refs import Ref
@@ -34,19 +34,19 @@ __all__ = [
     "Culprit",
     "SaveAborted",
     "abort_save",
-    "begin",
     "blame",
     "can_seal",
+    "describe_save_failure",
     "dump",
+    "explain_unpicklable",
     "find_culprit",
+    "forget_failure",
     "guard_save",
-    "in_attempt",
-    "refers_to_unsaved",
+    "has_unsaved_key",
+    "is_in_attempt",
     "report_unpicklable",
-    "save_failure_text",
     "seal_payload",
-    "why_unpicklable",
-    "write",
+    "write_entry",
 ]
 
 
@@ -80,20 +80,20 @@ class _Attempt:
         self.root = root
         self.pickled = False
 
-    def failed(self, error: Exception) -> SaveAborted:
+    def convert_error(self, error: Exception) -> SaveAborted:
         """Return the SaveAborted that stands for an exception from torch's code."""
         if self.pickled:
             # Local writes of entries report their own failures: this is another file, the remote cache, or the like.
             message, reason = "it could not be stored everywhere", Reason.UNWRITABLE
-            failed = _file_error(error)
+            failed = _find_file_error(error)
             remedy = f"{_CONSEQUENCE} {suggest_fix(failed)}" if failed is not None else _REMOTE_REMEDY
         else:
             message, reason, remedy = "it could not be prepared", Reason.UNPREPARED, _PICKLE_REMEDY
-        text = _error_text(error)
+        text = _describe_error(error)
         return SaveAborted(reason, f"{message}: {text}", cause=text, remedy=remedy, error=error)
 
 
-def _file_error(error: BaseException) -> OSError | None:
+def _find_file_error(error: BaseException) -> OSError | None:
     """Return the file system's error that torch may have wrapped in others; None if it is of something else."""
     root = error
     while root.__cause__ is not None:
@@ -134,15 +134,15 @@ def guard_save(
     Foreign BaseExceptions pass through. ``parts``: the entries that it refers to, as for KeyPart.statement(). ``also``:
     what the seal states besides that and the build's provenance.
     """
-    this = _Attempt(ref, root, lambda: {**plugs.key_part.statement(ref, parts), **also})
+    this = _Attempt(ref, root, lambda: {**plugs.key_part.build_fingerprint(ref, parts), **also})
     failure: SaveAborted | None = None
     try:
-        with compiles.scope(save=this):
+        with compiles.override_scope(save=this):
             yield
     except SaveAborted as aborted:
         failure = aborted
     except Exception as error:
-        failure = this.failed(error)
+        failure = this.convert_error(error)
     if this.pickled:
         _state.now.unsaved.discard(ref.key)
     if failure is not None:
@@ -153,7 +153,7 @@ def guard_save(
         failure.report(ref.title)
 
 
-def begin() -> None:
+def forget_failure() -> None:
     """Forget this thread's earlier save failure, as it begins another compile."""
     compiles.current.save_failure = ""
 
@@ -164,24 +164,24 @@ def blame(made: object) -> None:
         _state.now.blamed[made] = compiles.current.save_failure
 
 
-def save_failure_text(made: object) -> str:
+def describe_save_failure(made: object) -> str:
     """Return in words what blame() recorded of ``made``, with the remedy, or "" if it recorded nothing."""
     why = _state.now.blamed.get(made)
     return f"(safecache: {why}. {_ARTIFACT_REMEDY})" if why else ""
 
 
-def why_unpicklable(obj: object, name: str) -> str:
+def explain_unpicklable(obj: object, name: str) -> str:
     """Return in words why ``obj``, called ``name``, cannot be pickled, with the remedy, or "" if it can be."""
     culprit = find_culprit(obj, name)
     return f"(safecache: {culprit}. {_ARTIFACT_REMEDY})" if culprit is not None else ""
 
 
-def in_attempt() -> bool:
+def is_in_attempt() -> bool:
     """Tell whether this thread is inside a save: see guard_save()."""
     return compiles.current.save is not None
 
 
-def refers_to_unsaved(cache_keys: list[str]) -> bool:
+def has_unsaved_key(cache_keys: list[str]) -> bool:
     """Tell whether a save of one of these keys failed, so that an entry which refers to it always misses."""
     return not _state.now.unsaved.isdisjoint(cache_keys)
 
@@ -191,11 +191,11 @@ def abort_save(reason: Reason, error: BaseException | None = None) -> NoReturn:
 
     ``error``: the cause; None: an entry that this one refers to was not saved.
     """
-    text = _error_text(error) if error is not None else "a graph that it refers to was not"
+    text = _describe_error(error) if error is not None else "a graph that it refers to was not"
     raise SaveAborted(reason, text, cause=text, remedy=_PICKLE_REMEDY, error=error)
 
 
-def _error_text(error: BaseException) -> str:
+def _describe_error(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
 
@@ -207,13 +207,13 @@ def dump(obj: object, pickled: Callable[[], bytes]) -> bytes:
     this: _Attempt | None = compiles.current.save
     # By type, since FxGraphCache pickles a copy of the graph it was given.
     if this is None or type(obj) is not type(this.root):
-        return _pickle(obj, pickled)
+        return _pickle_object(obj, pickled)
     try:
-        content = _pickle(obj, pickled)
+        content = _pickle_object(obj, pickled)
     except Exception as error:
-        raise _unpicklable(obj, error) from None
+        raise _make_pickle_failure(obj, error) from None
     this.pickled = True
-    return _seal(content, this.ref, this.state())
+    return _attach_seal(content, this.ref, this.state())
 
 
 def seal_payload(payload: bytes, kind: Kind, cache_key: str = "", made: Any = None) -> bytes:
@@ -221,10 +221,10 @@ def seal_payload(payload: bytes, kind: Kind, cache_key: str = "", made: Any = No
 
     ``made``: as for KeyPart.statement(). Raises KeyringError without a key in strict mode.
     """
-    if seal.split(payload) is not None or not can_seal(kind):
+    if seal.split_unverified(payload) is not None or not can_seal(kind):
         return payload
     ref = Ref(kind, cache_key)
-    return _seal(payload, ref, plugs.key_part.statement(ref, made=made))
+    return _attach_seal(payload, ref, plugs.key_part.build_fingerprint(ref, made=made))
 
 
 def can_seal(kind: Kind) -> bool:
@@ -240,7 +240,7 @@ def can_seal(kind: Kind) -> bool:
     return False
 
 
-def _pickle(obj: object, pickled: Callable[[], bytes]) -> bytes:
+def _pickle_object(obj: object, pickled: Callable[[], bytes]) -> bytes:
     try:
         return pickled()
     except Exception:
@@ -258,55 +258,55 @@ def report_unpicklable(obj: object, what: str, error: Exception) -> None:
 
     ``error``: what pickling raised. Strict mode raises UnpicklableEntryError.
     """
-    _unpicklable(obj, error).report(what)
+    _make_pickle_failure(obj, error).report(what)
 
 
-def _unpicklable(obj: object, error: Exception) -> SaveAborted:
+def _make_pickle_failure(obj: object, error: Exception) -> SaveAborted:
     culprit = find_culprit(obj, "entry")
     if culprit is None:
-        text = cause = _error_text(error)
+        text = cause = _describe_error(error)
     else:
         text, cause = str(culprit), f"{culprit.type_name} {culprit.defined_at}"
     return SaveAborted(Reason.UNPICKLABLE, text, cause=cause, remedy=_PICKLE_REMEDY, error=error)
 
 
-def _seal(payload: bytes, ref: Ref, stated: Mapping[str, str]) -> bytes:
+def _attach_seal(payload: bytes, ref: Ref, stated: Mapping[str, str]) -> bytes:
     keys = keyring.current()
     if keys.signing is None:
         return payload
     events.count(Count.SEALED)
     namespace = config.current().namespace
     return seal.attach(
-        payload, ref.kind, ref.key, keys.signing, {**provenance.statement(ref.kind), **stated}, namespace
+        payload, ref.kind, ref.key, keys.signing, {**provenance.make_statement(ref.kind), **stated}, namespace
     )
 
 
-def write(ref: Ref, content: bytes) -> None:
+def write_entry(ref: Ref, content: bytes) -> None:
     """Publish an entry in its cache and the tiers. A failed write is reported; strict mode raises.
 
     The error is SaveAborted in an attempt, else the reason's. An unsealed entry is only written with SAFECACHE=observe:
     every process would refuse it, and add another.
     """
-    if seal.split(content) is None and not keyring.has_stopped():
+    if seal.split_unverified(content) is None and not keyring.has_stopped():
         problem = keyring.current().problem or "it was not sealed"
-        return _not_written(SaveAborted(Reason.NO_KEY, problem, cause=problem, remedy=_KEY_REMEDY), ref)
+        return _report_unwritten(SaveAborted(Reason.NO_KEY, problem, cause=problem, remedy=_KEY_REMEDY), ref)
     if not plugs.hit_check.is_new(ref, content):
         return None
-    file = ref.file(layout.entry_name(content))
+    file = ref.name_file(layout.name_entry(content))
     try:
         entry_files.publish(file.path, content, ref.root)
     except OSError as error:
-        if directory_faults.is_of_file_system(error) and fallback.replaced(error):
+        if directory_faults.is_of_file_system(error) and fallback.replace_if_failed(error):
             # The rest of this compile, and later ones, go where this process may read them again.
-            return write(ref._replace(root=fallback.moved(ref.root, ref.root)), content)
+            return write_entry(ref._replace(root=fallback.translate_path(ref.root, ref.root)), content)
         text = f"{file.path}: {error.strerror or error}"
         remedy = f"{_CONSEQUENCE} {suggest_fix(error)}"
         failure = SaveAborted(Reason.UNWRITABLE, text, cause=f"{error.errno} {ref.root}", remedy=remedy, error=error)
-        return _not_written(failure, ref)
+        return _report_unwritten(failure, ref)
     events.count(Count.SAVED)
     if ref.kind in ENTRIES:
         made = compiles.current.save.root if compiles.current.save is not None else None
-        tell(Saved(ref, compile_seconds(made)))
+        tell(Saved(ref, sum_compile_seconds(made)))
         if not keyring.has_stopped():
             plugs.tiers.keep(ref)
     if keyring.has_stopped():
@@ -314,14 +314,14 @@ def write(ref: Ref, content: bytes) -> None:
     try:
         directories.send_content(file._replace(root=""), content)
     except CacheWriteError as error:
-        if not in_attempt():
+        if not is_in_attempt():
             raise
         raise SaveAborted(Reason.UNUSABLE_DIRECTORY, str(error), cause=ref.root, remedy="", error=error) from None
 
 
-def _not_written(failure: SaveAborted, ref: Ref) -> None:
+def _report_unwritten(failure: SaveAborted, ref: Ref) -> None:
     # In default mode the save goes on: its bytes may still reach the remote cache or an artifact.
-    if config.current().strict and in_attempt():
+    if config.current().strict and is_in_attempt():
         raise failure
     failure.report(ref.title)
 
@@ -373,7 +373,7 @@ def find_culprit(root: Any, name: str) -> Culprit | None:
         pickler.dump(root)
     except Exception as error:
         trail = pickler.trail or [root]
-        return Culprit(_describe_path(trail, name), _type_name(trail[-1]), _definition(trail[-1]), error)
+        return Culprit(_describe_path(trail, name), _name_type(trail[-1]), _find_definition(trail[-1]), error)
     return None
 
 
@@ -382,45 +382,45 @@ def _describe_path(trail: list[Any], name: str) -> str:
     parent = trail[0]
     between: list[Any] = []  # made by pickle on the way: a state, an argument tuple
     for child in trail[1:]:
-        label = _edge(parent, child)
+        label = _find_label(parent, child)
         if label is None:
             between.append(child)
         else:
             labels.append(label)
             parent, between = child, []
-    labels += [label for a, b in itertools.pairwise(between) if (label := _edge(a, b)) is not None]
+    labels += [label for a, b in itertools.pairwise(between) if (label := _find_label(a, b)) is not None]
     if len(labels) > _LONGEST_PATH:
         half = _LONGEST_PATH // 2
         labels = [*labels[:half], f"…({len(labels) - _LONGEST_PATH} more)…", *labels[-half:]]
     return "".join(labels)
 
 
-def _edge(parent: Any, child: Any) -> str | None:
+def _find_label(parent: Any, child: Any) -> str | None:
     """Return how ``child`` is reached from ``parent``; None if it is not."""
-    for label, value in _children(parent):
+    for label, value in _iter_children(parent):
         if value is child:
             return label
     return None
 
 
-def _children(parent: Any) -> Iterator[tuple[str, Any]]:
+def _iter_children(parent: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(parent, dict):
         for key, value in list(parent.items()):
-            yield f"[{_short(key)}]", value
-            yield f".keys()[{_short(key)}]", key
+            yield f"[{_shorten_value(key)}]", value
+            yield f".keys()[{_shorten_value(key)}]", key
     elif isinstance(parent, (list, tuple)):
         fields = getattr(type(parent), "_fields", ())
         for index, value in enumerate(parent):
             yield (f".{fields[index]}" if index < len(fields) else f"[{index}]"), value
     elif isinstance(parent, (set, frozenset)):
         for value in list(parent):
-            yield f"{{{_short(value)}}}", value
+            yield f"{{{_shorten_value(value)}}}", value
     elif isinstance(parent, functools.partial):
         yield from ((".func", parent.func), (".args", parent.args), (".keywords", parent.keywords))
-    yield from _attributes(parent)
+    yield from _iter_attributes(parent)
 
 
-def _attributes(parent: Any) -> Iterator[tuple[str, Any]]:
+def _iter_attributes(parent: Any) -> Iterator[tuple[str, Any]]:
     # By object's own lookup: a __getattr__ of the entry must not run, let alone raise.
     try:
         attributes = object.__getattribute__(parent, "__dict__")
@@ -429,20 +429,20 @@ def _attributes(parent: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(attributes, dict):
         for key, value in list(attributes.items()):
             yield f".{key}", value
-    for slot in itertools.chain.from_iterable(_slots(base) for base in type(parent).__mro__):
+    for slot in itertools.chain.from_iterable(_list_slots(base) for base in type(parent).__mro__):
         try:
             yield f".{slot}", object.__getattribute__(parent, slot)
         except AttributeError:
             continue
 
 
-def _slots(base: type) -> tuple[str, ...]:
+def _list_slots(base: type) -> tuple[str, ...]:
     slots = base.__dict__.get("__slots__", ())
     return (slots,) if isinstance(slots, str) else tuple(slots)
 
 
-def _short(value: Any) -> str:
-    text = repr(value) if _is_plain(value) else _type_name(value)
+def _shorten_value(value: Any) -> str:
+    text = repr(value) if _is_plain(value) else _name_type(value)
     return text if len(text) <= _LONGEST_LABEL else text[:_LONGEST_LABEL] + "…"
 
 
@@ -453,12 +453,12 @@ def _is_plain(value: Any) -> bool:
     return type(value) in (str, bytes, bool, float, type(None)) or (type(value) is int and value.bit_length() < 64)
 
 
-def _type_name(value: Any) -> str:
+def _name_type(value: Any) -> str:
     kind = type(value)
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 
 
-def _definition(value: Any) -> str:
+def _find_definition(value: Any) -> str:
     if type(value) is types.FunctionType:
         return f"{value.__code__.co_filename}:{value.__code__.co_firstlineno} ({value.__qualname__})"
     try:

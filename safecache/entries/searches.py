@@ -19,11 +19,10 @@ __all__ = [
     "Search",
     "active_candidates",
     "add_wait",
-    "are_workers_postponed",
-    "bypass",
-    "compile_seconds",
+    "has_postponed_workers",
     "is_under_way",
     "last_compile_seconds",
+    "note_bypass",
     "offer",
     "pass_over",
     "postpone_workers",
@@ -31,6 +30,7 @@ __all__ = [
     "refuse",
     "set_lookup_key",
     "start_workers",
+    "sum_compile_seconds",
     "track_lookup",
 ]
 
@@ -71,7 +71,7 @@ class Search:
     def is_hidden(self) -> bool:
         """Tell whether torch is to compile what this has found, to compare both."""
         is_for_use = not compiles.current.only_looks and not config.current().must_hit
-        return is_for_use and ports.plugs.hit_check.hides(self.found)
+        return is_for_use and ports.plugs.hit_check.should_hide(self.found)
 
     @property
     def is_taken(self) -> bool:
@@ -82,57 +82,57 @@ class Search:
         """Note that the guards of the last candidate do not hold."""
         self.taken, self._was_passed_over = None, True
 
-    def waited(self, seconds: float) -> None:
+    def exclude_wait(self, seconds: float) -> None:
         """Exclude these ``seconds`` from the time of this lookup and of those that it is part of."""
         self._began += seconds
         if self._outer is not None:
-            self._outer.waited(seconds)
+            self._outer.exclude_wait(seconds)
 
-    def took(self) -> float:
+    def find_compile_seconds(self) -> float:
         """Return the seconds that a compile of this key took when it was last saved here; 0 if not known."""
         with report.contain_errors("the record of a cache key", "How long its compile took is not known."):
             return ports.plugs.compile_seconds(self.ref, self._name())
         return 0.0
 
-    def hit(self) -> None:
+    def end_as_hit(self) -> None:
         """End as a hit. Raises MissError for a miss inside this lookup that torch has swallowed."""
         _refused.now.pop((self.ref.kind, self.ref.key), None)
         # That of a graph within an AOTAutograd entry is part of the entry's.
         if self._outer is not None:
             self._outer.found += self.found
-        _raise(self._end(Outcome.HIT, None, ""))
+        _raise_miss(self._end(Outcome.HIT, None, ""))
 
-    def missed(self, found: tuple[Reason, str] | None = None) -> None:
+    def end_as_miss(self, found: tuple[Reason, str] | None = None) -> None:
         """End as a miss. Why: the first refusal, else what the hook ``found``, else a failed guard, else the cache key.
 
         Raises MissError with SAFECACHE_STRICT=misses=1.
         """
-        _raise(self._end(Outcome.MISS, *(self._refusal or found or self._reason())))
+        _raise_miss(self._end(Outcome.MISS, *(self._refusal or found or self._find_reason())))
 
-    def bypassed(self, reason: Reason, detail: str) -> None:
+    def end_as_bypass(self, reason: Reason, detail: str) -> None:
         """End as a bypass. Raises MissError with SAFECACHE_STRICT=misses=1, but for what torch never caches."""
         if self._error is not None:
-            self.missed()  # torch's reason is our own error, of a miss inside this lookup
-        _raise(self._end(Outcome.BYPASS, reason, detail))
+            self.end_as_miss()  # torch's reason is our own error, of a miss inside this lookup
+        _raise_miss(self._end(Outcome.BYPASS, reason, detail))
 
-    def unloadable(self, error: BaseException) -> None:
+    def end_as_unloadable(self, error: BaseException) -> None:
         """End as a miss, since torch could not use what it found; the caller raises the exception."""
-        self._end(Outcome.MISS, Reason.UNLOADABLE, _in_words(error))
+        self._end(Outcome.MISS, Reason.UNLOADABLE, _describe_error(error))
 
-    def let_go(self) -> None:
+    def discard(self) -> None:
         """End unrecorded, as part of a lookup that has been reported."""
         self.ended = True
 
-    def failed(self, error: BaseException) -> None:
+    def end_as_failed(self, error: BaseException) -> None:
         """End because of an exception, which the caller raises."""
         if self._refusal is not None:
             self._end(Outcome.MISS, *self._refusal)
         elif self.declined:
             self._end(Outcome.BYPASS, Reason.UPSTREAM_BYPASS, self.declined)
         else:
-            self._end(Outcome.BYPASS, Reason.LOOKUP_FAILED, _in_words(error))
+            self._end(Outcome.BYPASS, Reason.LOOKUP_FAILED, _describe_error(error))
 
-    def _reason(self) -> tuple[Reason, str]:
+    def _find_reason(self) -> tuple[Reason, str]:
         if self._was_passed_over:
             return Reason.GUARD_FAILED, "there are entries for the key, and their guards do not hold"
         if self.is_taken:
@@ -152,7 +152,7 @@ class Search:
         seconds = time.perf_counter() - self._began
         hit = outcome is Outcome.HIT
         name, frame = ("", "") if hit else (self._name(), compiles.find_frame())
-        saved = compile_seconds(self.taken) if hit else 0.0
+        saved = sum_compile_seconds(self.taken) if hit else 0.0
         is_part = self._outer is not None
         lookup = Lookup(self.ref, name, outcome, reason, detail, seconds, frame, saved, is_part)
         ports.tell(lookup)
@@ -160,7 +160,7 @@ class Search:
 
     def _tell_outer(self, lookup: Lookup) -> MissError | None:
         """Return the error to raise, if any; the outer lookup raises it at its end too."""
-        error = self._error or _must_hit_error(lookup)
+        error = self._error or _make_miss_error(lookup)
         if self._outer is not None:
             if lookup.outcome is Outcome.MISS and lookup.reason is not None:
                 what = f"the {self.ref.kind.word} entry {self.ref.key[:16]}… that it needs: {lookup.reason.value}"
@@ -170,16 +170,16 @@ class Search:
         return error
 
 
-def _in_words(error: BaseException) -> str:
+def _describe_error(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def _raise(error: MissError | None) -> None:
+def _raise_miss(error: MissError | None) -> None:
     if error is not None:
         events.raise_strict(error)
 
 
-def _must_hit_error(lookup: Lookup) -> MissError | None:
+def _make_miss_error(lookup: Lookup) -> MissError | None:
     """Return the error that SAFECACHE_STRICT=misses=1 makes of a lookup after which torch would compile.
 
     What torch never caches is not one, since no warming changes that. Nor is an AOTAutograd cache that is off: the FX
@@ -190,10 +190,10 @@ def _must_hit_error(lookup: Lookup) -> MissError | None:
     disabled = lookup.reason is Reason.DISABLED and lookup.ref.kind is not Kind.AOT_ENTRY
     if lookup.outcome is Outcome.BYPASS and not disabled:
         return None
-    return MissError(_miss_text(lookup))
+    return MissError(_describe_miss(lookup))
 
 
-def _miss_text(lookup: Lookup) -> str:
+def _describe_miss(lookup: Lookup) -> str:
     reason = lookup.reason.value if lookup.reason is not None else ""
     detail = f": {lookup.detail}" if lookup.detail else ""
     where = f"the {lookup.ref.kind.cache} cache for {lookup.name or 'a graph'}"
@@ -209,7 +209,7 @@ def _miss_text(lookup: Lookup) -> str:
 _TIMES = ("_time_taken_ns", "forward_time_taken_ns", "backward_time_taken_ns")
 
 
-def compile_seconds(entry: object) -> float:
+def sum_compile_seconds(entry: object) -> float:
     """Return how many seconds the compile of an entry took, as the entry states."""
     return sum(value for value in (getattr(entry, name, 0) for name in _TIMES) if isinstance(value, int)) / 10**9
 
@@ -223,40 +223,40 @@ def track_lookup(ref: Ref, name: Callable[[], str], *, must_ask: bool = False) -
     search = Search(ref, name, must_ask=must_ask)
     search._outer = compiles.current.search
     try:
-        with compiles.scope(search=search):
+        with compiles.override_scope(search=search):
             yield search
     except Exception as error:
         if not search.ended:
-            search.failed(error)
+            search.end_as_failed(error)
         raise
 
 
-def bypass(kind: Kind, name: Callable[[], str], reason: Reason, detail: str) -> None:
+def note_bypass(kind: Kind, name: Callable[[], str], reason: Reason, detail: str) -> None:
     """Record a graph that was not looked up. Raises MissError with SAFECACHE_STRICT=misses=1, unless never cached."""
     with track_lookup(Ref(kind), name) as search:
-        search.bypassed(reason, detail)
+        search.end_as_bypass(reason, detail)
 
 
-def _innermost(kind: Kind) -> Search | None:
+def _find_innermost(kind: Kind) -> Search | None:
     search: Search | None = compiles.current.search
     return search if search is not None and search.ref.kind.word == kind.word and not search.ended else None
 
 
 def is_under_way(kind: Kind) -> bool:
     """Tell whether this thread's innermost lookup is of this kind."""
-    return _innermost(kind) is not None
+    return _find_innermost(kind) is not None
 
 
 def set_lookup_key(ref: Ref) -> None:
     """Set what this thread's lookup is for, if the lookup is of this kind."""
-    search = _innermost(ref.kind)
+    search = _find_innermost(ref.kind)
     if search is not None:
         search.ref = ref
 
 
 def refuse(kind: Kind, reason: Reason, detail: str) -> None:
     """Record what this thread's lookup cannot use, and why, if the lookup is of this kind."""
-    search = _innermost(kind)
+    search = _find_innermost(kind)
     if search is not None:
         search.refuse(reason, detail)
 
@@ -266,22 +266,22 @@ ports.observe(Refused, lambda refused: refuse(*refused))
 
 def record_bypass_reason(kind: Kind, detail: str) -> None:
     """Record why torch does not want to look, for this thread's lookup, if that is of this kind."""
-    search = _innermost(kind)
+    search = _find_innermost(kind)
     if search is not None:
         search.declined = detail
 
 
 def last_compile_seconds(kind: Kind) -> float:
     """Return the seconds that the last compile took of what this thread looks up; 0 if unknown or other kind."""
-    search = _innermost(kind)
-    return search.took() if search is not None else 0.0
+    search = _find_innermost(kind)
+    return search.find_compile_seconds() if search is not None else 0.0
 
 
 def add_wait(kind: Kind, seconds: float) -> None:
     """Exclude a wait for another process from this thread's lookup, if that is of this kind."""
-    search = _innermost(kind)
+    search = _find_innermost(kind)
     if search is not None:
-        search.waited(seconds)
+        search.exclude_wait(seconds)
 
 
 def offer(ref: Ref, entry: object, content: bytes, origin: str, *, is_file: bool) -> None:
@@ -289,7 +289,7 @@ def offer(ref: Ref, entry: object, content: bytes, origin: str, *, is_file: bool
 
     ``is_file``: the origin is a path.
     """
-    search = _innermost(ref.kind)
+    search = _find_innermost(ref.kind)
     if search is not None:
         search.taken, search.path = entry, origin if is_file else ""
         # In place of a candidate that was passed over, with what that referred to.
@@ -308,7 +308,7 @@ def active_candidates() -> list[Search]:
 
 def pass_over(kind: Kind) -> None:
     """Record that this thread's lookup asks for another candidate than the one it was given."""
-    search = _innermost(kind)
+    search = _find_innermost(kind)
     if search is not None:
         search.pass_over()
 
@@ -318,7 +318,7 @@ def postpone_workers(begin: Callable[[], None]) -> None:
     _postponed.now[:] = [begin]
 
 
-def are_workers_postponed() -> bool:
+def has_postponed_workers() -> bool:
     """Tell whether the start of torch's compile workers is deferred."""
     return bool(_postponed.now)
 

@@ -29,7 +29,7 @@ from typing import Any
 from safecache import compiles, ports
 from safecache.errors import CacheWriteError
 from safecache.explain import key_records
-from safecache.explain.key_records import Component, KeyRecord, plain
+from safecache.explain.key_records import Component, KeyRecord, make_component
 from safecache.patching.hook import hook
 from safecache.places.refs import Ref
 from safecache.ports import Compiling, KernelRequest, Saved
@@ -50,19 +50,19 @@ __all__ = [
     "OPTIONS",
     "PLACE",
     "SOURCE_LINE",
-    "chosen",
-    "compile_seconds",
-    "components",
-    "fields",
+    "contain_failures",
+    "find_compile_seconds",
+    "find_miss_reason",
     "get_hash",
-    "note",
+    "list_chosen",
+    "list_places",
+    "make_triton_part",
+    "make_variable_part",
     "note_compile",
-    "places",
-    "source_lines",
-    "triton_part",
-    "trying",
-    "variable_part",
-    "why_missed",
+    "note_miss",
+    "parse_components",
+    "parse_fields",
+    "split_source",
 ]
 
 
@@ -123,30 +123,30 @@ def get_hash(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any)
 def note_compile(compiling: Compiling) -> None:
     """Record the components of the key that missed, before its compile. Observer of Compiling."""
     ref, call = compiling.ref, compiles.current.key_call
-    with trying(ref.kind):
+    with contain_failures(ref.kind):
         if ref.kind is Kind.KERNEL:
-            note(ref, compiling.name(), _kernel_components(compiling.graph))
+            note_miss(ref, compiling.name(), _list_kernel_parts(compiling.graph))
         elif ref.kind is Kind.FX_ENTRY and ref.key:
-            _note(ref, compiling.name(), compiling.lines, {})
+            _note_torch_miss(ref, compiling.name(), compiling.lines, {})
         elif ref.kind is Kind.AOT_ENTRY and call is not None:
             compute, args, kwargs, (key, printed) = call
             lines = list(printed or ())
             if not lines:  # torch has not printed them: the key is computed once more
-                with compiles.scope(key_lines=lines):
+                with compiles.override_scope(key_lines=lines):
                     compute(*args, **kwargs)
             settings = sys.modules["torch._functorch.config"].save_config_portable(ignore_private_configs=False)
-            _note(Ref(Kind.AOT_ENTRY, key), compiling.name(), lines, settings)
+            _note_torch_miss(Ref(Kind.AOT_ENTRY, key), compiling.name(), lines, settings)
 
 
-def _note(ref: Ref, name: str, lines: Sequence[str], functorch: dict[str, object]) -> None:
-    parts = [*components(lines, provenance.describe(), functorch, config.child_environment())]
+def _note_torch_miss(ref: Ref, name: str, lines: Sequence[str], functorch: dict[str, object]) -> None:
+    parts = [*parse_components(lines, provenance.describe(), functorch, config.copy_environment())]
     # What no key has, and what says where its parts come from.
     unset = sys.modules["torch.utils._config_module"]._UNSET_SENTINEL
     for module, title in CONFIGS.items():
         if module in sys.modules:
-            parts.append(chosen(title, sys.modules[module], unset))
-    parts += places(os.path.dirname(str(sys.modules["torch"].__file__)))
-    note(ref._replace(root=sys.modules["torch._inductor.codecache"].cache_dir()), name, parts)
+            parts.append(list_chosen(title, sys.modules[module], unset))
+    parts += list_places(os.path.dirname(str(sys.modules["torch"].__file__)))
+    note_miss(ref._replace(root=sys.modules["torch._inductor.codecache"].cache_dir()), name, parts)
 
 
 # Config modules, and what the names of their settings begin with among the parts of a key.
@@ -157,18 +157,18 @@ CONFIGS = {
 }
 
 
-def why_missed(ref: Ref, name: str) -> Reason:
+def find_miss_reason(ref: Ref, name: str) -> Reason:
     """Return the Reason why the key of ``ref`` is absent; ``name``: of its graph or kernel."""
-    return key_records.why_absent(ref, name)
+    return key_records.find_absence_reason(ref, name)
 
 
-def compile_seconds(ref: Ref, name: str) -> float:
+def find_compile_seconds(ref: Ref, name: str) -> float:
     """Return the seconds that the compile of this key took before its last save; 0 if unknown. Unverified."""
     record = key_records.recall(ref, name)
     return record.took if record is not None else 0.0
 
 
-def note(ref: Ref, name: str, parts: Iterable[Component]) -> None:
+def note_miss(ref: Ref, name: str, parts: Iterable[Component]) -> None:
     """A lookup has missed, and a compile follows. With SAFECACHE_EXPLAIN=1, say why."""
     record = KeyRecord(ref.kind, ref.key, name, time.time(), tuple(parts), process=_PROCESS)
     waiting = _waiting.now
@@ -176,7 +176,7 @@ def note(ref: Ref, name: str, parts: Iterable[Component]) -> None:
         with suppress(KeyError, StopIteration):  # another thread has
             del waiting[next(iter(waiting))]
     waiting[ref.kind, ref.key] = record
-    ports.observe(Saved, _remember)
+    ports.observe(Saved, _remember_record)
     if config.current().explain:
         from safecache.explain import explanations
 
@@ -185,7 +185,7 @@ def note(ref: Ref, name: str, parts: Iterable[Component]) -> None:
         )
 
 
-def _remember(saved: Saved) -> None:
+def _remember_record(saved: Saved) -> None:
     record = _waiting.now.pop((saved.ref.kind, saved.ref.key), None)
     if record is not None:
         # The entry itself is in the cache. If there is no more room, the next save reports that.
@@ -194,7 +194,7 @@ def _remember(saved: Saved) -> None:
 
 
 @contextmanager
-def trying(kind: Kind) -> Iterator[None]:
+def contain_failures(kind: Kind) -> Iterator[None]:
     """Look into what torch or Triton have made, in this block; where that fails, say so, and go on without."""
     try:
         yield
@@ -209,7 +209,7 @@ def trying(kind: Kind) -> Iterator[None]:
         )
 
 
-def components(
+def parse_components(
     lines: Iterable[str], versions: Mapping[str, str], functorch: Mapping[str, object], environ: Mapping[str, str]
 ) -> tuple[Component, ...]:
     """The parts of the torch cache key that has these debug lines.
@@ -217,13 +217,13 @@ def components(
     ``versions``: as returned by provenance.describe(). ``functorch``: its settings, which torch prints as a single
     part. ``environ``: the environment, which is not part of the key but shows where a setting came from.
     """
-    found = [component for line in lines for component in _of_line(line, versions)]
-    found += [plain(f"functorch config {name}", str(value)) for name, value in sorted(functorch.items())]
-    found += [plain(f"env {name}", value) for name, value in key_records.environment(environ).items()]
+    found = [component for line in lines for component in _parse_line(line, versions)]
+    found += [make_component(f"functorch config {name}", str(value)) for name, value in sorted(functorch.items())]
+    found += [make_component(f"env {name}", value) for name, value in key_records.mask_environment(environ).items()]
     return tuple(found)
 
 
-def _of_line(line: str, versions: Mapping[str, str]) -> Iterator[Component]:
+def _parse_line(line: str, versions: Mapping[str, str]) -> Iterator[Component]:
     match = _LINE.fullmatch(line)
     if match is None:
         return
@@ -231,13 +231,13 @@ def _of_line(line: str, versions: Mapping[str, str]) -> Iterator[Component]:
     digest = key_records.digest(match["digest"])
     if attribute == "gm":
         yield Component(GRAPH, digest, "")
-        yield from source_lines(GRAPH_LINE, text)
+        yield from split_source(GRAPH_LINE, text)
     elif attribute == "torch_version":
         yield Component("torch", digest, f"{versions.get('torch', '')} (sources {digest[:6]})")
     elif attribute == "system_info":
-        yield from _of_system(part, digest, text, versions)
+        yield from _parse_system(part, digest, text, versions)
     elif attribute == "example_inputs":
-        yield Component(f"{INPUT} {part}", digest, _input(text))
+        yield Component(f"{INPUT} {part}", digest, _describe_input(text))
     elif (custom := _PASS.fullmatch(attribute)) is not None:
         yield Component(f"source of custom pass {custom[1]}", digest, "none" if text == "None" else digest)
     elif attribute == "autograd_config":
@@ -245,10 +245,10 @@ def _of_line(line: str, versions: Mapping[str, str]) -> Iterator[Component]:
     else:
         name = _NAMES.get(attribute, attribute.strip("_").replace("_", " "))
         separator = "" if name.endswith(".") or not part else " "
-        yield Component(f"{name}{separator}{part}", digest, key_records.capped(text))
+        yield Component(f"{name}{separator}{part}", digest, key_records.cap_text(text))
 
 
-def _of_system(part: str, digest: str, text: str, versions: Mapping[str, str]) -> Iterator[Component]:
+def _parse_system(part: str, digest: str, text: str, versions: Mapping[str, str]) -> Iterator[Component]:
     """The versions and the device. The hash over them is skipped: it adds nothing."""
     try:
         stated = ast.literal_eval(text)
@@ -257,13 +257,15 @@ def _of_system(part: str, digest: str, text: str, versions: Mapping[str, str]) -
     if part == "version" and isinstance(stated, dict):
         for name, version in stated.items():
             written = f"{versions.get('triton', '')} (files {str(version)[:6]})" if name == "triton" else str(version)
-            yield Component(str(name), key_records.digest(str(version)), key_records.capped(written))
+            yield Component(str(name), key_records.digest(str(version)), key_records.cap_text(written))
     elif part == "device" and isinstance(stated, dict):
         yield Component(
-            "device", digest, key_records.capped(" ".join(filter(None, [str(stated.get("name")), versions.get("gpu")])))
+            "device",
+            digest,
+            key_records.cap_text(" ".join(filter(None, [str(stated.get("name")), versions.get("gpu")]))),
         )
     elif part != "hash":
-        yield Component(f"system {part}", digest, key_records.capped(text))
+        yield Component(f"system {part}", digest, key_records.cap_text(text))
 
 
 # What is recorded beside the parts of a key, to tell where these come from: variables, settings that the program has
@@ -271,7 +273,7 @@ def _of_system(part: str, digest: str, text: str, versions: Mapping[str, str]) -
 ENVIRONMENT, CHOSEN, PLACE = "env ", "chosen ", "place of "
 
 
-def chosen(title: str, settings: Any, unset: object) -> Component:
+def list_chosen(title: str, settings: Any, unset: object) -> Component:
     """Return which of torch's ``settings``, a config module, the program has set. ``unset``: torch's word for none."""
     names = []
     for name, entry in settings._config.items():
@@ -284,11 +286,11 @@ def chosen(title: str, settings: Any, unset: object) -> Component:
     return Component(f"{CHOSEN}{title}", key_records.digest(found), found)
 
 
-def places(torch: str) -> Iterator[Component]:
+def list_places(torch: str) -> Iterator[Component]:
     """Yield the paths of ``torch``, a directory, and of Python's headers. A path below the home directory is masked."""
     home = os.path.join(os.path.expanduser("~"), "")
     for what, path in (("torch", torch), ("Python's headers", sysconfig.get_paths()["include"])):
-        text = "(not shown)" if path.startswith(home) else key_records.capped(path)
+        text = "(not shown)" if path.startswith(home) else key_records.cap_text(path)
         yield Component(f"{PLACE}{what}", key_records.digest(path), text)
 
 
@@ -296,7 +298,7 @@ def places(torch: str) -> Iterator[Component]:
 _digest_of_line = functools.lru_cache(maxsize=1024)(key_records.digest)
 
 
-def source_lines(name: str, text: str) -> Iterator[Component]:
+def split_source(name: str, text: str) -> Iterator[Component]:
     """A component for each non-blank line, in order, all with the same name."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     for line in lines[:_MOST_LINES]:
@@ -306,30 +308,30 @@ def source_lines(name: str, text: str) -> Iterator[Component]:
         yield Component(name, key_records.digest("\n".join(lines[_MOST_LINES:])), text)
 
 
-def _input(text: str) -> str:
+def _describe_input(text: str) -> str:
     """The fields of ``TensorMetadata(…)`` with unusual values, as fields() parses them; else which size it is."""
     match = re.search(r"TensorMetadata\((.*)\)", text, re.DOTALL)
     if match is not None and "TensorMetadataAndValues" not in text:
-        stated = [field.partition("=")[::2] for field in _split(match[1])]
-        said = [f"{name}={_short(value)}" for name, value in stated if name in _ALWAYS or value not in _USUAL]
-        return key_records.capped(", ".join(said))
+        stated = [field.partition("=")[::2] for field in _split_fields(match[1])]
+        said = [f"{name}={_shorten_value(value)}" for name, value in stated if name in _ALWAYS or value not in _USUAL]
+        return key_records.cap_text(", ".join(said))
     symbol = re.match(r"\('(\w+)',", text)
-    return f"dynamic size {symbol[1]}" if symbol else key_records.capped(text)
+    return f"dynamic size {symbol[1]}" if symbol else key_records.cap_text(text)
 
 
-def _short(value: str) -> str:
+def _shorten_value(value: str) -> str:
     value = re.sub(r"torch\.Size\(\[(.*)\]\)", r"[\1]", value)
     value = re.sub(r"device\(type='(\w+)'(?:, index=(\d+))?\)", lambda m: m[1] + (f":{m[2]}" if m[2] else ""), value)
     return value.removeprefix("torch.")
 
 
-def fields(text: str) -> dict[str, str]:
+def parse_fields(text: str) -> dict[str, str]:
     """The fields of a tensor by name, parsed from the text of an input's component; empty for any other text."""
-    found = [part.partition("=")[::2] for part in _split(text)]
+    found = [part.partition("=")[::2] for part in _split_fields(text)]
     return dict(found) if {"dtype", "shape"} <= {name for name, _ in found} else {}
 
 
-def _split(text: str) -> list[str]:
+def _split_fields(text: str) -> list[str]:
     """Split at the commas outside of brackets."""
     parts, depth = [""], 0
     for letter in text:
@@ -344,60 +346,60 @@ def _split(text: str) -> list[str]:
 KERNEL, OPTIONS, SOURCE_LINE = "kernel with what it calls", "options", "kernel source line"
 
 
-def _kernel_components(request: KernelRequest) -> Iterator[Component]:
+def _list_kernel_parts(request: KernelRequest) -> Iterator[Component]:
     """The parts of the key that ``triton.compile`` has computed for this request."""
     source, options, target = request.source, request.options, request.backend.target
-    yield triton_part(sys.modules["triton.runtime.cache"].triton_key(), sys.modules["triton"].__version__)
-    yield plain("target", f"{target.backend} {target.arch}")
-    yield plain("ptxas" if target.backend == "cuda" else "backend", str(request.backend.hash()))
+    yield make_triton_part(sys.modules["triton.runtime.cache"].triton_key(), sys.modules["triton"].__version__)
+    yield make_component("target", f"{target.backend} {target.arch}")
+    yield make_component("ptxas" if target.backend == "cuda" else "backend", str(request.backend.hash()))
     yield from (
-        _of_kernel(source) if getattr(source, "fn", None) is not None else source_lines(SOURCE_LINE, source.src)
+        _list_source_parts(source) if getattr(source, "fn", None) is not None else split_source(SOURCE_LINE, source.src)
     )
-    yield from (plain(f"option {name}", str(value)) for name, value in sorted(vars(options).items()))
+    yield from (make_component(f"option {name}", str(value)) for name, value in sorted(vars(options).items()))
     yield Component(OPTIONS, key_records.digest(options.hash()), "")
-    yield from (variable_part(name, value) for name, value in sorted(request.variables.items()))
+    yield from (make_variable_part(name, value) for name, value in sorted(request.variables.items()))
 
 
-def triton_part(triton_key: str, version: str) -> Component:
+def make_triton_part(triton_key: str, version: str) -> Component:
     """Triton itself, in the key of a kernel."""
     return Component("triton", key_records.digest(triton_key), f"{version} (files {triton_key[:6]})")
 
 
-def variable_part(name: str, value: object) -> Component:
+def make_variable_part(name: str, value: object) -> Component:
     """A variable, in the key of a kernel."""
     text = str(value)
-    return Component(f"{ENVIRONMENT}{name}", key_records.digest(text), key_records.variable(name, text))
+    return Component(f"{ENVIRONMENT}{name}", key_records.digest(text), key_records.mask_variable(name, text))
 
 
-def _of_kernel(source: Any) -> Iterator[Component]:
+def _list_source_parts(source: Any) -> Iterator[Component]:
     kernel = source.fn
     yield Component(KERNEL, key_records.digest(str(kernel.cache_key)), "")
-    yield from source_lines(SOURCE_LINE, kernel.src)
-    yield plain("first line of the kernel in its file", str(getattr(kernel, "starting_line_number", "")))
+    yield from split_source(SOURCE_LINE, kernel.src)
+    yield make_component("first line of the kernel in its file", str(getattr(kernel, "starting_line_number", "")))
     for (name, _), (value, _) in getattr(kernel, "used_global_vals", {}).items():
-        yield plain(f"global {name}", _text(value))
+        yield make_component(f"global {name}", _format_value(value))
     names = getattr(getattr(kernel.fn, "__code__", None), "co_names", ())
     keys = {name: getattr(kernel.__globals__.get(name), "cache_key", None) for name in names}
     for name, key in sorted(keys.items()):
         if isinstance(key, str):
             yield Component(f"source of {name}, which it calls", key_records.digest(key), "")
     for argument, kind in source.signature.items():
-        yield plain(f"type of argument {argument}", str(kind))
+        yield make_component(f"type of argument {argument}", str(kind))
     for path, value in source.constants.items():
         yield Component(
-            f"constexpr {_argument(kernel, path)}",
-            key_records.digest(_text(value)),
-            key_records.capped(str(getattr(value, "__name__", value))),
+            f"constexpr {_name_argument(kernel, path)}",
+            key_records.digest(_format_value(value)),
+            key_records.cap_text(str(getattr(value, "__name__", value))),
         )
     for path, attributes in source.attrs.items():
-        yield plain(f"attributes of argument {_argument(kernel, path)}", str(attributes))
+        yield make_component(f"attributes of argument {_name_argument(kernel, path)}", str(attributes))
 
 
-def _argument(kernel: Any, path: tuple[int, ...]) -> str:
+def _name_argument(kernel: Any, path: tuple[int, ...]) -> str:
     first, *rest = path
     return ".".join([kernel.arg_names[first], *map(str, rest)])
 
 
-def _text(value: Any) -> str:
+def _format_value(value: Any) -> str:
     """The value as it enters Triton's key."""
     return str(getattr(value, "cache_key", value))

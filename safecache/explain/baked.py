@@ -30,7 +30,7 @@ __all__ = [
     "find_path",
     "is_of_place",
     "main",
-    "of_keys",
+    "summarise_keys",
 ]
 
 CONFIGS = ("inductor config ", "functorch config ")
@@ -55,24 +55,24 @@ def is_of_place(name: str) -> bool:
     return name.startswith(ENVIRONMENT) and _OF_PLACES.search(name) is not None
 
 
-def of_keys(roots: Iterable[str]) -> dict[str, Any]:
+def summarise_keys(roots: Iterable[str]) -> dict[str, Any]:
     """Summarise the key records of the caches in ``roots`` in JSON's types; equal records give equal results.
 
     ``parts``: of entries, settings that the program had not chosen itself, versions and places; ``environment``:
     variables; ``kernels``: of Triton's keys, with ``compilers`` by target; ``recorded``: number of records; ``unsure``:
     number of entries' records that do not say what the program had chosen.
     """
-    caches = dict.fromkeys(cache for root in roots for cache in layout.triton_caches(root))
+    caches = dict.fromkeys(cache for root in roots for cache in layout.find_triton_caches(root))
     records = [
         record
         for cache in caches
-        for record in key_records.every(cache)
+        for record in key_records.list_records(cache)
         if record.kind is not Kind.AOT_MODEL and os.path.isdir(Ref(record.kind, record.key, cache).path)
     ]
     entries = [record for record in records if record.kind in ENTRIES]
     kernels = [record for record in records if record.kind is Kind.KERNEL]
     sure = [record for record in entries if any(each.name.startswith(CHOSEN) for each in record.components)]
-    parts = _values(map(_unchosen, entries))
+    parts = _collect_values(map(_list_unchosen, entries))
     of_kernels = (
         [each for each in record.components if each.name == "triton" or each.name.startswith(ENVIRONMENT)]
         for record in kernels
@@ -81,13 +81,15 @@ def of_keys(roots: Iterable[str]) -> dict[str, Any]:
         "recorded": len(records),
         "unsure": len(entries) - len(sure),
         "parts": {name: found for name, found in parts.items() if not name.startswith(ENVIRONMENT)},
-        "environment": _complete({n: v for n, v in parts.items() if n.startswith(ENVIRONMENT)}, map(_names, entries)),
-        "kernels": _complete(_values(of_kernels), map(_names, kernels)),
-        "compilers": _compilers(kernels),
+        "environment": _complete_values(
+            {n: v for n, v in parts.items() if n.startswith(ENVIRONMENT)}, map(_list_names, entries)
+        ),
+        "kernels": _complete_values(_collect_values(of_kernels), map(_list_names, kernels)),
+        "compilers": _list_compilers(kernels),
     }
 
 
-def _unchosen(record: KeyRecord) -> Iterator[Component]:
+def _list_unchosen(record: KeyRecord) -> Iterator[Component]:
     """Yield what the environment decides; without settings if ``record`` does not say which the program chose."""
     lists = {each.name.removeprefix(CHOSEN): each.text for each in record.components if each.name.startswith(CHOSEN)}
     chosen = {f"{title}{name}" for title, names in lists.items() for name in names.split()}
@@ -99,11 +101,11 @@ def _unchosen(record: KeyRecord) -> Iterator[Component]:
             yield each
 
 
-def _names(record: KeyRecord) -> set[str]:
+def _list_names(record: KeyRecord) -> set[str]:
     return {each.name for each in record.components}
 
 
-def _values(found: Iterable[Iterable[Component]]) -> _Values:
+def _collect_values(found: Iterable[Iterable[Component]]) -> _Values:
     home, values = os.path.join(os.path.expanduser("~"), ""), _Values()
     for each in (component for several in found for component in several):
         # Not a path that would name this user.
@@ -112,7 +114,7 @@ def _values(found: Iterable[Iterable[Component]]) -> _Values:
     return {name: dict(sorted(values[name].items())) for name in sorted(values)}
 
 
-def _complete(values: _Values, names: Iterable[set[str]]) -> _Values:
+def _complete_values(values: _Values, names: Iterable[set[str]]) -> _Values:
     """Add an empty digest to each variable that was unset in some of the records."""
     for present in names:
         for name in values.keys() - present:
@@ -120,7 +122,7 @@ def _complete(values: _Values, names: Iterable[set[str]]) -> _Values:
     return values
 
 
-def _compilers(kernels: Iterable[KeyRecord]) -> dict[str, list[str]]:
+def _list_compilers(kernels: Iterable[KeyRecord]) -> dict[str, list[str]]:
     """The digests of Triton's backend and the compiler that it runs, by target."""
     found: dict[str, set[str]] = {}
     for record in kernels:
@@ -148,11 +150,11 @@ def compute_environment(targets: Iterable[str]) -> Here:
     ``targets``: of kernels, such as "cuda 90". Raises SafecacheError, such as if torch cannot be imported.
     """
     command = [sys.executable, "-c", "from safecache.explain import baked; baked.main()", *targets]
-    environment = {**config.child_environment(), **_WITHOUT}
+    environment = {**config.copy_environment(), **_WITHOUT}
     try:
         # A thread count that the environment sets is part of a key, and so is one that it does not.
         process = subprocess.run(
-            command, **children.apart(environment), capture_output=True, text=True, timeout=_PATIENCE
+            command, **children.make_options(environment), capture_output=True, text=True, timeout=_PATIENCE
         )
         stated = json.loads(process.stdout.splitlines()[-1]) if process.returncode == 0 else None
     except (OSError, subprocess.TimeoutExpired, ValueError, IndexError) as error:
@@ -169,18 +171,18 @@ def compute_environment(targets: Iterable[str]) -> Here:
 def main() -> None:
     """Print it, as JSON, for the targets that the arguments name."""
     torch: Any = importlib.import_module("torch")
-    found = [*_of_torch(torch), *explain.places(os.path.dirname(str(torch.__file__)))]
-    kernels, compilers = _of_triton(sys.argv[1:])
+    found = [*_list_torch_parts(torch), *explain.list_places(os.path.dirname(str(torch.__file__)))]
+    kernels, compilers = _list_triton_parts(sys.argv[1:])
     # Up to 2.13 torch leaves Triton out of a key where there is no GPU. What it puts in is what Triton does.
-    stated = {"parts": _by_name([*kernels[:1], *found]), "kernels": _by_name(kernels), "compilers": compilers}
+    stated = {"parts": _index_parts([*kernels[:1], *found]), "kernels": _index_parts(kernels), "compilers": compilers}
     print(json.dumps(stated))
 
 
-def _by_name(found: Iterable[Component]) -> dict[str, tuple[str, str]]:
+def _index_parts(found: Iterable[Component]) -> dict[str, tuple[str, str]]:
     return {each.name: (each.digest, each.text) for each in found}
 
 
-def _of_torch(torch: Any) -> tuple[Component, ...]:
+def _list_torch_parts(torch: Any) -> tuple[Component, ...]:
     """The names and arguments are those of torch 2.11 to 2.15: see codecache.py there."""
     functorch: Any = importlib.import_module("torch._functorch.config")
     codecache: Any = importlib.import_module("torch._inductor.codecache")
@@ -188,14 +190,14 @@ def _of_torch(torch: Any) -> tuple[Component, ...]:
     details = codecache.FxGraphHashDetails(None, [torch.ones(1)], {}, [])
     pickler = codecache.FxGraphCachePickler(torch.fx.GraphModule({}, torch.fx.Graph()))
     settings = functorch.save_config_portable(ignore_private_configs=False)
-    environ = {name: text for name, text in config.environment().items() if name not in _HIDDEN}
-    cuda = [key_records.plain("cuda", str(torch.version.cuda))] if torch.version.cuda else []
-    hip = [key_records.plain("hip", str(torch.version.hip))] if torch.version.hip else []
+    environ = {name: text for name, text in config.get_environment().items() if name not in _HIDDEN}
+    cuda = [key_records.make_component("cuda", str(torch.version.cuda))] if torch.version.cuda else []
+    hip = [key_records.make_component("hip", str(torch.version.hip))] if torch.version.hip else []
     lines = pickler.debug_lines(details)
-    return (*explain.components(lines, provenance.describe(), settings, environ), *cuda, *hip)
+    return (*explain.parse_components(lines, provenance.describe(), settings, environ), *cuda, *hip)
 
 
-def _of_triton(targets: Iterable[str]) -> tuple[list[Component], dict[str, str]]:
+def _list_triton_parts(targets: Iterable[str]) -> tuple[list[Component], dict[str, str]]:
     try:
         version = importlib.import_module("triton").__version__
     except ImportError:
@@ -203,9 +205,9 @@ def _of_triton(targets: Iterable[str]) -> tuple[list[Component], dict[str, str]]
     binding, compiler = (importlib.import_module(f"triton.{name}") for name in ("_C.libtriton", "compiler.compiler"))
     target_type = importlib.import_module("triton.backends.compiler").GPUTarget
     triton_key = importlib.import_module("triton.runtime.cache").triton_key
-    found = [explain.triton_part(triton_key(), version)]
+    found = [explain.make_triton_part(triton_key(), version)]
     variables = sorted(binding.get_cache_invalidating_env_vars().items())
-    found += [explain.variable_part(name, value) for name, value in variables]
+    found += [explain.make_variable_part(name, value) for name, value in variables]
     compilers = {}
     for target in targets:
         backend, _, arch = target.partition(" ")

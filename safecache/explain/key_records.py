@@ -18,8 +18,8 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from safecache.files import folders, opening
-from safecache.places import layout, ours
+from safecache.fs import folders, opening
+from safecache.places import layout, metadata
 from safecache.places.refs import Ref
 from safecache.reporting.kinds import LOOKED_UP, Kind, Reason
 from safecache.settings import units
@@ -29,20 +29,20 @@ from safecache.tiers import fallback, levels
 __all__ = [
     "Component",
     "KeyRecord",
-    "capped",
+    "cap_text",
     "digest",
-    "environment",
-    "every",
-    "key_of",
-    "names_in",
-    "plain",
-    "read",
+    "find_absence_reason",
+    "list_names",
+    "list_records",
+    "list_same_name",
+    "make_component",
+    "mask_environment",
+    "mask_setting",
+    "mask_variable",
+    "parse_key",
+    "read_unverified",
     "recall",
     "remember",
-    "same_name",
-    "setting",
-    "variable",
-    "why_absent",
 ]
 
 _LONGEST = 300
@@ -60,25 +60,25 @@ def digest(content: str | bytes) -> str:
     return hashlib.sha256(data).hexdigest()[:_DIGITS]
 
 
-def capped(text: str) -> str:
+def cap_text(text: str) -> str:
     """Shorten ``text`` to what a person reads: 300 characters."""
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
 
 
-def variable(name: str, value: str) -> str:
+def mask_variable(name: str, value: str) -> str:
     """The value of an environment variable, unless another program owns it or its name suggests a secret."""
     is_theirs = _THEIRS.match(name) or _OF_TRITON.match(name)
-    return setting(name, value) if is_theirs else _UNSHOWN
+    return mask_setting(name, value) if is_theirs else _UNSHOWN
 
 
-def setting(name: str, value: str) -> str:
+def mask_setting(name: str, value: str) -> str:
     """The value of a setting that a program lists as its own, unless its name suggests a secret."""
-    return _UNSHOWN if _SECRET.search(name) else capped(value)
+    return _UNSHOWN if _SECRET.search(name) else cap_text(value)
 
 
-def environment(variables: Mapping[str, str]) -> dict[str, str]:
+def mask_environment(variables: Mapping[str, str]) -> dict[str, str]:
     """The ``variables`` that can determine a setting of torch, Triton or vLLM, with secrets masked."""
-    return {name: variable(name, value) for name, value in sorted(variables.items()) if _THEIRS.match(name)}
+    return {name: mask_variable(name, value) for name, value in sorted(variables.items()) if _THEIRS.match(name)}
 
 
 # Records kept for one name: a kernel that is tuned has as many keys as configurations.
@@ -103,9 +103,9 @@ class Component(NamedTuple):
     text: str
 
 
-def plain(name: str, text: str) -> Component:
+def make_component(name: str, text: str) -> Component:
     """A part whose value is this text, stored shortened; the digest covers all of it."""
-    return Component(name, digest(text), capped(text))
+    return Component(name, digest(text), cap_text(text))
 
 
 class KeyRecord(NamedTuple):
@@ -139,54 +139,54 @@ def remember(record: KeyRecord, root: str) -> None:
     if earlier is not None and earlier.made >= record.made:
         return
     took = max(0.0, now - record.made)
-    content = _encoded(record._replace(made=now, first=earlier.first if earlier else now, took=took))
+    content = _encode_record(record._replace(made=now, first=earlier.first if earlier else now, took=took))
     if content is None:
         return
     level = levels.find(root)
     is_shared = level is not None and not levels.is_left_alone(level.shared, reading=False)
-    for cache in (root, level.counterpart(root)) if level is not None and is_shared else (root,):
-        place = _place(record.kind, record.name, cache)
+    for cache in (root, level.find_counterpart(root)) if level is not None and is_shared else (root,):
+        place = _locate_place(record.kind, record.name, cache)
         entry_files.publish(os.path.join(place, file), content, cache)
         _remove_oldest(place, cache)
 
 
 def recall(ref: Ref, name: str) -> KeyRecord | None:
     """Return the record of the key of ``ref`` under ``name``, from its cache or a lower tier; None if there is none."""
-    found = filter(None, (read(os.path.join(place, ref.key + _SUFFIX)) for place in _places(ref, name)))
+    found = filter(None, (read_unverified(os.path.join(place, ref.key + _SUFFIX)) for place in _list_places(ref, name)))
     return next((each for each in found if (each.kind, each.name) == (ref.kind, name)), None)
 
 
-def same_name(ref: Ref, name: str) -> list[KeyRecord]:
+def list_same_name(ref: Ref, name: str) -> list[KeyRecord]:
     """The records of all keys of its kind under this name, in its cache and the tiers below that, the latest first."""
-    paths = (os.path.join(place, file) for place in _places(ref, name) for file in _listed(place))
-    found = filter(None, map(read, paths))
-    return _latest_first(record for record in found if (record.kind, record.name) == (ref.kind, name))
+    paths = (os.path.join(place, file) for place in _list_places(ref, name) for file in _list_files(place))
+    found = filter(None, map(read_unverified, paths))
+    return _sort_records(record for record in found if (record.kind, record.name) == (ref.kind, name))
 
 
-def why_absent(ref: Ref, name: str) -> Reason:
+def find_absence_reason(ref: Ref, name: str) -> Reason:
     """EVICTED: this key was saved here once; KEY_DIFFERS: another one was under the same name."""
-    names = {file for place in _places(ref, name) for file in _listed(place)}
+    names = {file for place in _list_places(ref, name) for file in _list_files(place)}
     if ref.key + _SUFFIX in names:
         return Reason.EVICTED
     return Reason.KEY_DIFFERS if names else Reason.NEVER_SEEN
 
 
-def every(root: str, kind: Kind | None = None) -> list[KeyRecord]:
+def list_records(root: str, kind: Kind | None = None) -> list[KeyRecord]:
     """Return the records of the cache ``root``, all or of one ``kind``, the latest first.
 
     Reads the shared tier below a local one too, but no read-only tiers; and at most the latest 2000 files.
     """
-    own = ours.metadata_path(root, ours.KEYS)
-    shared = levels.counterpart(own)
+    own = metadata.make_path(root, metadata.KEYS)
+    shared = levels.find_counterpart(own)
     tops = [own, *(below for below, _ in fallback.iter_lower_paths(own, root) if below == shared)]
     above = [os.path.join(top, each.word) for top in tops for each in (LOOKED_UP if kind is None else (kind,))]
-    places = [os.path.join(directory, folder) for directory in above for folder in names_in(directory)]
-    paths = [os.path.join(place, name) for place in places for name in _listed(place)]
-    latest = sorted(paths, key=folders.modified, reverse=True)[:_MOST_READ]
-    return _latest_first(filter(None, map(read, latest)))
+    places = [os.path.join(directory, folder) for directory in above for folder in list_names(directory)]
+    paths = [os.path.join(place, name) for place in places for name in _list_files(place)]
+    latest = sorted(paths, key=folders.get_mtime, reverse=True)[:_MOST_READ]
+    return _sort_records(filter(None, map(read_unverified, latest)))
 
 
-def _latest_first(records: Iterable[KeyRecord]) -> list[KeyRecord]:
+def _sort_records(records: Iterable[KeyRecord]) -> list[KeyRecord]:
     """Keep the first record of each key, which is of the nearest tier, and sort them by time, the latest first."""
     found: dict[tuple[Kind, str], KeyRecord] = {}
     for record in records:
@@ -194,35 +194,35 @@ def _latest_first(records: Iterable[KeyRecord]) -> list[KeyRecord]:
     return sorted(found.values(), key=lambda record: record.made, reverse=True)
 
 
-def key_of(path: str) -> str:
+def parse_key(path: str) -> str:
     """Return the cache key whose record is stored at ``path``."""
     return os.path.basename(path).removesuffix(_SUFFIX)
 
 
-def read(path: str) -> KeyRecord | None:
+def read_unverified(path: str) -> KeyRecord | None:
     """Return the record at ``path``; None if it is unreadable, or not of the key in the file's name."""
     try:
         content = opening.read_regular(path, opening.check_regular, flags=os.O_NOFOLLOW, limit=_LARGEST + 1)
-        record = _decoded(json.loads(zlib.decompressobj(_GZIP).decompress(content, _LARGEST)))
+        record = _decode_record(json.loads(zlib.decompressobj(_GZIP).decompress(content, _LARGEST)))
     except (OSError, opening.UnusableEntry, zlib.error, ValueError, TypeError, KeyError, RecursionError):
         return None  # gone, not ours, or of another version: nothing to learn from it
     return record if record is not None and record.key + _SUFFIX == os.path.basename(path) else None
 
 
-def _places(ref: Ref, name: str) -> Iterable[str]:
-    place = _place(ref.kind, name, ref.root)
+def _list_places(ref: Ref, name: str) -> Iterable[str]:
+    place = _locate_place(ref.kind, name, ref.root)
     return [place, *(below for below, _ in fallback.iter_lower_paths(place, ref.root))]
 
 
-def _place(kind: Kind, name: str, root: str) -> str:
-    return ours.metadata_path(root, ours.KEYS, kind.word, digest(name))
+def _locate_place(kind: Kind, name: str, root: str) -> str:
+    return metadata.make_path(root, metadata.KEYS, kind.word, digest(name))
 
 
-def _listed(place: str) -> list[str]:
-    return [name for name in names_in(place) if name.endswith(_SUFFIX)]
+def _list_files(place: str) -> list[str]:
+    return [name for name in list_names(place) if name.endswith(_SUFFIX)]
 
 
-def names_in(place: str) -> list[str]:
+def list_names(place: str) -> list[str]:
     """The names in a directory, but for hidden ones; none where it cannot be read."""
     try:
         return layout.list_entries(place)
@@ -230,7 +230,7 @@ def names_in(place: str) -> list[str]:
         return []  # an unreadable directory explains nothing
 
 
-def _encoded(record: KeyRecord) -> bytes | None:
+def _encode_record(record: KeyRecord) -> bytes | None:
     """The compressed record; None if it is too large even without the text of the source lines."""
     without_lines = tuple(c._replace(text="") if c.name.endswith(" line") else c for c in record.components)
     for components in (record.components, without_lines):
@@ -243,7 +243,7 @@ def _encoded(record: KeyRecord) -> bytes | None:
     return None
 
 
-def _decoded(stated: Any) -> KeyRecord | None:
+def _decode_record(stated: Any) -> KeyRecord | None:
     """Raises ValueError, TypeError or KeyError for what is not a record; None for another format."""
     if stated["format"] != _FORMAT:
         return None
@@ -255,10 +255,10 @@ def _decoded(stated: Any) -> KeyRecord | None:
 
 def _remove_oldest(place: str, root: str) -> None:
     """Reduce the records to _MOST_OF_A_NAME. A file that only has the name of a record is not ours to remove."""
-    paths = [os.path.join(place, name) for name in _listed(place)]
+    paths = [os.path.join(place, name) for name in _list_files(place)]
     if len(paths) > _MOST_OF_A_NAME:
-        for path in sorted(paths, key=folders.modified)[:-_MOST_OF_A_NAME]:
+        for path in sorted(paths, key=folders.get_mtime)[:-_MOST_OF_A_NAME]:
             # Suppressed: another process removed it, it is another user's, or the path goes through a link.
             with suppress(OSError), folders.open_parent(root, path) as (folder, name):
-                if read(path) is not None:
+                if read_unverified(path) is not None:
                     folder.unlink(name)

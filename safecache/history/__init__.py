@@ -19,9 +19,9 @@ from contextlib import AbstractContextManager, suppress
 from enum import Enum
 
 from safecache import ports
-from safecache.files import filesystem, folders
-from safecache.files.folders import Folder
-from safecache.places import ours
+from safecache.fs import filesystem, folders
+from safecache.fs.folders import Folder
+from safecache.places import metadata
 from safecache.places.refs import Ref
 from safecache.ports import Counted, LeftToOthers, Lookup, Observed, Outcome, Saved, Waited
 from safecache.reporting import events, report
@@ -35,16 +35,16 @@ __all__ = [
     "LONGEST_TEXT",
     "MOST_FILES",
     "Time",
+    "collect_stats",
     "count",
-    "counts",
-    "is_one",
-    "label",
+    "get_counts",
+    "is_journal_name",
     "leave_to_others",
+    "list_time_labels",
+    "make_label",
+    "make_observed_label",
+    "make_time_label",
     "observe",
-    "observed_label",
-    "stats",
-    "time_label",
-    "time_labels",
     "write",
 ]
 
@@ -84,14 +84,14 @@ class _Journal:
         """Write what is counted."""
         with self.lock:
             if self.counted:
-                _append({}, 2 * LARGEST)
+                _append_line({}, 2 * LARGEST)
 
 
 # A child has a journal of its own, and has looked up nothing.
 _journal: Part[_Journal] = Part(_Journal)
 
 
-def is_one(name: str) -> bool:
+def is_journal_name(name: str) -> bool:
     """Tell whether ``name`` is the file name of a journal."""
     return _NAME.fullmatch(name) is not None
 
@@ -113,7 +113,7 @@ def write(label: str, root: str, line: dict[str, object]) -> None:
     shortened = {name: text[:LONGEST_TEXT] if isinstance(text, str) else text for name, text in line.items()}
     with _journal.now.lock:
         _journal.now.root = _journal.now.root or root
-        if not _append(shortened, LARGEST):
+        if not _append_line(shortened, LARGEST):
             _journal.now.counted[label] += 1
         if not _journal.now.awaits_end:
             _await_end()
@@ -127,37 +127,37 @@ def leave_to_others(left: LeftToOthers) -> None:
 
 def _await_end() -> None:
     _journal.now.awaits_end = True
-    call_at_exit(_end)
+    call_at_exit(_end_journal)
 
 
 def _write_soon() -> None:
     with suppress(RuntimeError):  # no thread can be started, such as while the interpreter ends: then that writes it
-        threading.Thread(target=_work, name="safecache-journal", daemon=True).start()
+        threading.Thread(target=_write_counted, name="safecache-journal", daemon=True).start()
 
 
-def _work() -> None:
+def _write_counted() -> None:
     """Write what is counted for as long as something is; half of a file is left to what misses."""
     while _journal.now.is_awaited:
         time.sleep(_PAUSE)
         with _journal.now.lock:
-            _journal.now.is_awaited = bool(_journal.now.counted) and _append({}, LARGEST // 2)
+            _journal.now.is_awaited = bool(_journal.now.counted) and _append_line({}, LARGEST // 2)
 
 
-def _end() -> None:
+def _end_journal() -> None:
     _journal.now.end()
 
 
-def _append(line: dict[str, object], limit: int) -> bool:
+def _append_line(line: dict[str, object], limit: int) -> bool:
     """Write ``line`` and what was counted; False if it cannot be, or the file would be larger than ``limit``."""
     if not (config.cache_directory() or _journal.now.root):
         return False  # a lookup in no cache yet: there is nowhere to tell of it
-    who = {"run": config.run_id(), "host": os.uname().nodename, "pid": os.getpid(), "rank": events.rank()}
+    who = {"run": config.run_id(), "host": os.uname().nodename, "pid": os.getpid(), "rank": events.find_rank()}
     values = {"time": round(time.time(), 3)} | who | line | {"counts": dict(_journal.now.counted)}
     content = json.dumps(values).encode() + b"\n"
     if _journal.now.size + len(content) > limit:
         return False
     try:
-        _write(content)
+        _write_content(content)
     except OSError as error:
         # Each lookup tries it again, and a server may show all that is no debugging.
         level = logging.DEBUG if _journal.now.has_failed else logging.INFO
@@ -169,44 +169,46 @@ def _append(line: dict[str, object], limit: int) -> bool:
     return True
 
 
-def _write(content: bytes) -> None:
+def _write_content(content: bytes) -> None:
     if not _journal.now.path:
         cache = config.cache_directory() or _journal.now.root
         # A fallback directory is removed with the process.
-        cache = fallback.original(cache) or cache
+        cache = fallback.find_original(cache) or cache
         moment = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
         name = f"{moment}-{os.getpid()}-{os.urandom(6).hex()}.jsonl"
-        _journal.now.path = ours.metadata_path(cache, ours.JOURNAL, name)
+        _journal.now.path = metadata.make_path(cache, metadata.JOURNAL, name)
         os.makedirs(cache, exist_ok=True)  # as torch does, which a process that only uses Triton does not ask to
-        with _folder() as folder:
-            names = sorted(filter(is_one, folder.names()))
+        with _open_folder() as folder:
+            names = sorted(filter(is_journal_name, folder.list_names()))
             for oldest in names[: max(0, len(names) - MOST_FILES + 1)]:
                 with suppress(OSError):  # another process has removed it, or it is another user's
                     folder.unlink(oldest)
     # Each time: the directory may be removed, and a descriptor that is kept is one less for the program.
-    descriptor = filesystem.retry(_open, filesystem.PASSING)
+    descriptor = filesystem.retry(_open_journal, filesystem.PASSING)
     try:
         filesystem.write_all(descriptor, content)
     finally:
         filesystem.close(descriptor)
 
 
-def _folder() -> AbstractContextManager[Folder]:
+def _open_folder() -> AbstractContextManager[Folder]:
     directory = os.path.dirname(_journal.now.path)
-    return folders.at(directory.removesuffix(ours.metadata_path("", ours.JOURNAL)), directory, make=True)
+    return folders.open_directory(
+        directory.removesuffix(metadata.make_path("", metadata.JOURNAL)), directory, make=True
+    )
 
 
-def _open() -> int:
-    with _folder() as folder:
+def _open_journal() -> int:
+    with _open_folder() as folder:
         return folder.open(os.path.basename(_journal.now.path), _APPEND)
 
 
-def label(kind: Kind, outcome: Outcome, reason: Reason | None) -> str:
+def make_label(kind: Kind, outcome: Outcome, reason: Reason | None) -> str:
     """How lookups that came to the same are counted, such as "fx miss: never seen"."""
     return f"{kind.word} {outcome.value}" + (f": {reason.value}" if reason is not None else "")
 
 
-def observed_label(kind: Kind, reason: Reason) -> str:
+def make_observed_label(kind: Kind, reason: Reason) -> str:
     """How what SAFECACHE=observe lets pass is counted, such as "kernel file would be refused: unsealed"."""
     return f"{kind.noun} would be refused: {reason.value}"
 
@@ -223,28 +225,28 @@ class Time(Enum):
     WAITED = "ms waited"
 
 
-def time_label(kind: Kind, which: Time) -> str:
+def make_time_label(kind: Kind, which: Time) -> str:
     """Return the label of counted milliseconds, such as "fx ms saved". AOTAutograd's include those of its graphs."""
     return f"{kind.word} {which.value}"
 
 
-def time_labels() -> frozenset[str]:
+def list_time_labels() -> frozenset[str]:
     """Everything that times may be counted under: waits also for what is built."""
-    built = time_label(Kind.NATIVE_CODE, Time.WAITED)
-    return frozenset(time_label(kind, each) for kind in LOOKED_UP for each in Time) | {built}
+    built = make_time_label(Kind.NATIVE_CODE, Time.WAITED)
+    return frozenset(make_time_label(kind, each) for kind in LOOKED_UP for each in Time) | {built}
 
 
 def _add_seconds(ref: Ref, which: Time, seconds: float) -> None:
     if seconds >= 0.001:
-        count(time_label(ref.kind, which), ref.root, int(seconds * 1000))
+        count(make_time_label(ref.kind, which), ref.root, int(seconds * 1000))
 
 
-def stats() -> dict[str, int]:
-    """Return how often each event happened in this process, by label: events.counters() and counts()."""
-    return events.counters() | counts()
+def collect_stats() -> dict[str, int]:
+    """Return how often each event happened in this process, by label: events.read_counters() and counts()."""
+    return events.read_counters() | get_counts()
 
 
-def counts() -> dict[str, int]:
+def get_counts() -> dict[str, int]:
     """How many lookups of this process came to what, by label(); absent means none."""
     with _counts.lock:
         return dict(_counts.now)
@@ -252,11 +254,11 @@ def counts() -> dict[str, int]:
 
 def observe() -> None:
     """Start to count the lookups of this process, and to write its journal."""
-    ports.observe(Lookup, _record)
+    ports.observe(Lookup, _record_lookup)
     ports.observe(Saved, _add_saved)
     ports.observe(Waited, _add_waited)
     ports.observe(LeftToOthers, leave_to_others)
-    ports.observe(Counted, _count)
+    ports.observe(Counted, _count_event)
     ports.observe(Observed, _keep_observed)
 
 
@@ -269,7 +271,7 @@ def _add_waited(waited: Waited) -> None:
     _add_seconds(waited.ref, Time.WAITED, waited.seconds)
 
 
-def _count(counted: Counted) -> None:
+def _count_event(counted: Counted) -> None:
     # A command that belongs to no run has no journal.
     if counted.name in _JOURNALED and config.run_id():
         count(counted.name, counted.root or config.cache_directory() or "", counted.number)
@@ -277,13 +279,13 @@ def _count(counted: Counted) -> None:
 
 def _keep_observed(observed: Observed) -> None:
     line: dict[str, object] = {"key": observed.where, "observed": observed.kind.value, "reason": observed.reason.value}
-    label = observed_label(observed.kind, observed.reason)
+    label = make_observed_label(observed.kind, observed.reason)
     write(label, config.cache_directory() or "", line | {"detail": observed.evidence})
 
 
-def _record(lookup: Lookup) -> None:
+def _record_lookup(lookup: Lookup) -> None:
     """Count a lookup; what was not a hit goes to the journal at once, and to torch's trace."""
-    what, root = label(lookup.ref.kind, lookup.outcome, lookup.reason), lookup.ref.root
+    what, root = make_label(lookup.ref.kind, lookup.outcome, lookup.reason), lookup.ref.root
     with _counts.lock:
         _counts.now[what] += 1
     with report.contain_errors("the journal of lookups", "This lookup is not recorded."):
@@ -300,7 +302,7 @@ def _record(lookup: Lookup) -> None:
                 "frame": lookup.frame,
             }
             write(what, root, line)
-            events.artifact(f"{lookup.ref.kind.word} {lookup.outcome.value}", line)
+            events.write_artifact(f"{lookup.ref.kind.word} {lookup.outcome.value}", line)
             return
         count(what, root)
         if not lookup.is_part:

@@ -11,9 +11,9 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 from safecache import history
-from safecache.files import opening
-from safecache.history import Time, label, observed_label, time_label, time_labels
-from safecache.places import ours
+from safecache.fs import opening
+from safecache.history import Time, list_time_labels, make_label, make_observed_label, make_time_label
+from safecache.places import metadata
 from safecache.ports import Outcome
 from safecache.reporting.kinds import LOOKED_UP, OF_FLIGHTS, OF_RECOMPILE_CHECK, OF_REMOTE, Count, Kind, Reason
 from safecache.settings import units
@@ -28,9 +28,9 @@ __all__ = [
     "Process",
     "Shared",
     "Summary",
+    "find_seconds",
     "find_shared",
-    "read",
-    "seconds",
+    "read_unverified",
     "summarise",
 ]
 
@@ -113,39 +113,39 @@ _ENDS: tuple[tuple[Outcome, Reason | None], ...] = (
     (Outcome.HIT, None),
     *((outcome, reason) for outcome in (Outcome.MISS, Outcome.BYPASS) for reason in Reason),
 )
-LABELS = {label(kind, *end): (kind, *end) for kind in LOOKED_UP for end in _ENDS}
-TIMES = time_labels()
+LABELS = {make_label(kind, *end): (kind, *end) for kind in LOOKED_UP for end in _ENDS}
+TIMES = list_time_labels()
 _LEFT = Count.LEFT_TO_OTHERS.value
 _TIMES_OF_WAITS = ("waited", "took")
-_OBSERVED = {(kind.value, reason.value): observed_label(kind, reason) for kind in Kind for reason in Reason}
+_OBSERVED = {(kind.value, reason.value): make_observed_label(kind, reason) for kind in Kind for reason in Reason}
 OBSERVED = frozenset(_OBSERVED.values())
 _COUNTS = {count.value for count in (*OF_REMOTE, *OF_FLIGHTS, *OF_RECOMPILE_CHECK)}
 _KNOWN = LABELS.keys() | TIMES | OBSERVED | _COUNTS
 
 
-def read(root: str) -> list[Line]:
+def read_unverified(root: str) -> list[Line]:
     """Return the valid lines of the journals in the cache ``root`` by time, unverified. Raises OSError."""
-    directory = ours.metadata_path(root, ours.JOURNAL)
+    directory = metadata.make_path(root, metadata.JOURNAL)
     try:
         names = os.listdir(directory)
     except (FileNotFoundError, NotADirectoryError):
         return []
-    paths = [os.path.join(directory, name) for name in names if history.is_one(name)]
-    return sorted((line for path in paths for line in _lines(path)), key=attrgetter("time"))
+    paths = [os.path.join(directory, name) for name in names if history.is_journal_name(name)]
+    return sorted((line for path in paths for line in _iter_unverified_lines(path)), key=attrgetter("time"))
 
 
-def _lines(path: str) -> Iterator[Line]:
+def _iter_unverified_lines(path: str) -> Iterator[Line]:
     try:
         content = opening.read_regular(path, opening.check_regular, flags=os.O_NOFOLLOW, limit=2 * history.LARGEST)
     except (OSError, opening.UnusableEntry):
         return  # it has just gone, or is none that this process may read: the others are counted
     for text in content.splitlines():
-        line = _parsed(text)
+        line = _parse_line(text)
         if line is not None:
             yield line
 
 
-def _parsed(text: bytes) -> Line | None:
+def _parse_line(text: bytes) -> Line | None:
     """Parse a line; None if it is not a complete line of safecache's with values that this version knows."""
     try:
         values = json.loads(text)
@@ -154,7 +154,7 @@ def _parsed(text: bytes) -> Line | None:
     if not isinstance(values, dict) or not isinstance(values.get("time"), float) or not math.isfinite(values["time"]):
         return None
     texts = {name: values.get(name, "") for name in _TEXTS}
-    pid, counts, what = values.get("pid"), values.get("counts"), _label_of(values)
+    pid, counts, what = values.get("pid"), values.get("counts"), _find_label(values)
     if not isinstance(pid, int) or abs(pid) > _MOST or not isinstance(counts, dict) or what is None:
         return None
     are_counts = all(
@@ -167,7 +167,7 @@ def _parsed(text: bytes) -> Line | None:
     return Line(time=moment, pid=pid, label=what, counts=counts, **texts, **times)
 
 
-def _label_of(values: Mapping[str, Any]) -> str | None:
+def _find_label(values: Mapping[str, Any]) -> str | None:
     if "waited" in values:
         times = map(values.get, _TIMES_OF_WAITS)
         return _LEFT if all(isinstance(time, float) and 0.0 <= time <= _LATEST for time in times) else None
@@ -190,13 +190,13 @@ def summarise(lines: Iterable[Line], run: str) -> Summary | None:
     by_process: dict[tuple[str, int, str], list[Line]] = {}
     for line in chosen:
         by_process.setdefault((line.host, line.pid, line.run), []).append(line)
-    processes = sorted(map(_process, by_process.values()), key=lambda each: (-each.seconds, each.host, each.pid))
+    processes = sorted(map(_sum_process, by_process.values()), key=lambda each: (-each.seconds, each.host, each.pid))
     missed = [line for line in chosen if line.label in LABELS]
     passed = [line for line in chosen if line.label in OBSERVED]
-    return Summary(run, _counted(chosen), missed, passed, processes)
+    return Summary(run, _sum_counts(chosen), missed, passed, processes)
 
 
-def _counted(lines: Iterable[Line]) -> Counter[str]:
+def _sum_counts(lines: Iterable[Line]) -> Counter[str]:
     counts: Counter[str] = Counter()
     for line in lines:
         counts.update(line.counts)
@@ -204,24 +204,24 @@ def _counted(lines: Iterable[Line]) -> Counter[str]:
     return counts
 
 
-def _process(lines: list[Line]) -> Process:
-    counts, last = _counted(lines), lines[-1]
+def _sum_process(lines: list[Line]) -> Process:
+    counts, last = _sum_counts(lines), lines[-1]
     outcomes = [(LABELS[what][1], number) for what, number in counts.items() if what in LABELS]
     return Process(
         last.host,
         last.pid,
         last.rank,
-        compiled=seconds(counts, Time.SPENT),
-        waited=sum(counts[time_label(kind, Time.WAITED)] for kind in (Kind.NATIVE_CODE, *LOOKED_UP)) / 1000,
-        in_hits=sum(counts[time_label(kind, Time.HIT)] for kind in LOOKED_UP) / 1000,
+        compiled=find_seconds(counts, Time.SPENT),
+        waited=sum(counts[make_time_label(kind, Time.WAITED)] for kind in (Kind.NATIVE_CODE, *LOOKED_UP)) / 1000,
+        in_hits=sum(counts[make_time_label(kind, Time.HIT)] for kind in LOOKED_UP) / 1000,
         hits=sum(number for outcome, number in outcomes if outcome is Outcome.HIT),
         lookups=sum(number for _, number in outcomes),
     )
 
 
-def seconds(counts: Mapping[str, int], which: Time) -> float:
+def find_seconds(counts: Mapping[str, int], which: Time) -> float:
     """Return the seconds of the cache with the most, since AOTAutograd's times include those of its graphs."""
-    return max(counts.get(time_label(kind, which), 0) for kind in LOOKED_UP) / 1000
+    return max(counts.get(make_time_label(kind, which), 0) for kind in LOOKED_UP) / 1000
 
 
 class Shared(NamedTuple):
@@ -240,25 +240,25 @@ class Shared(NamedTuple):
     took: float
 
     @property
-    def compiling(self) -> float:
+    def avoided_seconds(self) -> float:
         """The seconds that the others would have compiled for, each by itself."""
         return self.took * self.processes
 
     @property
-    def by(self) -> str:
+    def compiling_process(self) -> str:
         """Description of the process that compiled."""
         return f"process {self.pid} on {self.host}" if self.pid else "another host"
 
     def __str__(self) -> str:
         whom = units.write_count(self.processes, "process", "processes")
         return (
-            f"compiled by {self.by} in {self.took:.1f} s, for which {whom} waited {self.waited:.1f} s in place of"
-            f" {self.compiling:.1f} s of compiling"
+            f"compiled by {self.compiling_process} in {self.took:.1f} s, for which {whom} waited {self.waited:.1f} s"
+            f" in place of {self.avoided_seconds:.1f} s of compiling"
         )
 
-    def as_json(self) -> dict[str, object]:
+    def make_json(self) -> dict[str, object]:
         """Return all fields, and as ``saved`` the seconds of the spared compiles minus those of the waits."""
-        return {**self._asdict(), "saved": round(self.compiling - self.waited, 3)}
+        return {**self._asdict(), "saved": round(self.avoided_seconds - self.waited, 3)}
 
 
 def find_shared(lines: Iterable[Line], run: str = ALL) -> dict[tuple[str, float], Shared]:
@@ -278,11 +278,11 @@ def find_shared(lines: Iterable[Line], run: str = ALL) -> dict[tuple[str, float]
             waits.setdefault(which, []).append(line)
             if miss is not None:
                 compiled[which] = miss
-    found = {which: _shared(each, compiled.get(which)) for which, each in waits.items()}
-    return dict(sorted(found.items(), key=lambda item: -item[1].compiling))
+    found = {which: _make_shared(each, compiled.get(which)) for which, each in waits.items()}
+    return dict(sorted(found.items(), key=lambda item: -item[1].avoided_seconds))
 
 
-def _shared(waits: list[Line], miss: Line | None) -> Shared:
+def _make_shared(waits: list[Line], miss: Line | None) -> Shared:
     took, waited = (max(each.took for each in waits), sum(each.waited for each in waits))
     if miss is None:
         return Shared("", waits[0].key, "", 0, "", len(waits), waited, took)

@@ -1,6 +1,6 @@
 """Hooks, one module for each upstream module: translate its calls, and contain no policy.
 
-May import any room but the command line.
+May import any package but the command line.
 """
 
 from safecache import features

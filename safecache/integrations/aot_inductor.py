@@ -11,11 +11,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from safecache import loads
-from safecache.code import generated, packages, sources
+from safecache import load_errors
+from safecache.built_code import generated, packages, sources
 from safecache.entries import artifacts
 from safecache.errors import SafecacheError
-from safecache.files import ownership
+from safecache.fs import ownership
 from safecache.patching.hook import verifier
 from safecache.places.layout import CodeFile
 from safecache.places.refs import Ref
@@ -45,10 +45,10 @@ __all__ = [
 def compile(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
     """AotCodeCompiler.compile: attests the libraries it has just built, and reports it if others could have written."""
     made = wrapped(*args, **kwargs)
-    for path in _paths(made):
+    for path in _iter_paths(made):
         if path.endswith(".so"):
-            root = generated.root_of(path)
-            objection = ownership.why_not_private(os.path.dirname(path))
+            root = generated.find_root(path)
+            objection = ownership.find_exposure(os.path.dirname(path))
             if objection is not None:
                 message = f"built {path} where others can write"
                 remedy = "Help: build in a directory that only you can write to"
@@ -57,13 +57,13 @@ def compile(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) 
     return made
 
 
-def _paths(files: Any) -> Iterator[str]:
+def _iter_paths(files: Any) -> Iterator[str]:
     """The paths in what AOTInductor returns or packages: a path, a list of paths and weights, or lists by model."""
     if isinstance(files, str):
         yield files
     elif isinstance(files, dict):
         for each in files.values():
-            yield from _paths(each)
+            yield from _iter_paths(each)
     elif isinstance(files, list):
         yield from (file for file in files if isinstance(file, str) and file)
 
@@ -79,7 +79,7 @@ def package(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) 
     """package_pt2, which torch.export.save calls: the archive gets a seal appended."""
 
     def write(f: Any, *, aoti_files: Any = None, **named: Any) -> Any:
-        sources = [(path, generated.root_of(path)) for path in _paths(aoti_files)]
+        sources = [(path, generated.find_root(path)) for path in _iter_paths(aoti_files)]
         return packages.build_and_seal_package(f, sources, lambda place: wrapped(place, aoti_files=aoti_files, **named))
 
     return write(*args, **kwargs)
@@ -115,25 +115,25 @@ def load(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> 
     """
     if not args and not kwargs:
         return wrapped()  # raises the error for the missing argument
-    name, rest, named = _first(args, kwargs, "path", "file")
-    with packages.verified_package(name) as place:
+    name, rest, named = _split_first(args, kwargs, "path", "file")
+    with packages.verify_package(name) as place:
         moves = provenance.torch_release() >= packages.PACKAGES_OBEY_TMPDIR_FROM
-        explained = partial(loads.explain_load, wrapped, (place, *rest), named, "TMPDIR" if moves else None)
+        explained = partial(load_errors.explain_load, wrapped, (place, *rest), named, "TMPDIR" if moves else None)
         if not os.path.lexists(place):
             return explained()
-        root, which = _cache(), packages.name_of(place)
-        refusal = plugs.load_guard.refusal(Ref(Kind.PACKAGE, "", root), which)
+        root, which = _find_cache(), packages.name_package(place)
+        refusal = plugs.load_guard.find_refusal(Ref(Kind.PACKAGE, "", root), which)
         if refusal is not None:
-            raise report.refusal_error(refusal._replace(remedy="Make it anew."), Kind.PACKAGE, str(name))
+            raise report.make_refusal_error(refusal._replace(remedy="Make it anew."), Kind.PACKAGE, str(name))
         return plugs.load_guard.load(Use(Kind.PACKAGE, root, [which], forgives=True), explained)
 
 
-def _cache() -> str:
+def _find_cache() -> str:
     root: str = importlib.import_module("torch._inductor.runtime.cache_dir_utils").cache_dir()
     return root
 
 
-def _first(args: Any, kwargs: Any, *names: str) -> tuple[Any, Any, Any]:
+def _split_first(args: Any, kwargs: Any, *names: str) -> tuple[Any, Any, Any]:
     """The first argument, given by position or as one of these ``names``, and the remaining ones."""
     if args:
         return args[0], args[1:], kwargs
@@ -148,7 +148,7 @@ def _first(args: Any, kwargs: Any, *names: str) -> tuple[Any, Any, Any]:
 )
 def eager_cache_dir(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Path:
     """aoti_eager_cache_dir, or a directory of this process alone if others can write there."""
-    return Path(sources.reachable(str(wrapped(*args, **kwargs))))
+    return Path(sources.secure_cache(str(wrapped(*args, **kwargs))))
 
 
 @verifier(
@@ -162,7 +162,7 @@ def load_eager_cache(wrapped: Callable[..., Any], instance: Any, args: Any, kwar
     def load(ns: str, op_func_name_with_overload: str, device_type: str) -> Any:
         if _has_backend(device_type):
             return wrapped(ns, op_func_name_with_overload, device_type)
-        root, listing = _places(ns, op_func_name_with_overload, device_type)
+        root, listing = _find_places(ns, op_func_name_with_overload, device_type)
         if not sources.settle_side_file(listing, root, Kind.SOURCE):
             return []
         found = wrapped(ns, op_func_name_with_overload, device_type)
@@ -173,7 +173,7 @@ def load_eager_cache(wrapped: Callable[..., Any], instance: Any, args: Any, kwar
             item["kernel_path"] = place
         return found
 
-    return _said(lambda: load(*args, **kwargs))
+    return _call_and_log(lambda: load(*args, **kwargs))
 
 
 @verifier(
@@ -188,7 +188,7 @@ def compile_eager(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs:
     def build(ns: str, op_func_name_with_overload: str, device_type: str, *rest: Any, **named: Any) -> str:
         if _has_backend(device_type):
             return str(wrapped(ns, op_func_name_with_overload, device_type, *rest, **named))
-        root, listing = _places(ns, op_func_name_with_overload, device_type)
+        root, listing = _find_places(ns, op_func_name_with_overload, device_type)
         sources.settle_side_file(listing, root, Kind.SOURCE)
         library: str = wrapped(ns, op_func_name_with_overload, device_type, *rest, **named)
         if library:  # empty if the operator cannot be compiled
@@ -196,10 +196,10 @@ def compile_eager(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs:
             gate.attest_file(CodeFile(listing, root, Kind.SOURCE))
         return library
 
-    return _said(lambda: build(*args, **kwargs))
+    return _call_and_log(lambda: build(*args, **kwargs))
 
 
-def _said(call: Callable[[], Any]) -> Any:
+def _call_and_log(call: Callable[[], Any]) -> Any:
     """Return what ``call`` does, and also log an error of ours: C++ calls these functions and drops what they raise."""
     try:
         return call()
@@ -208,16 +208,16 @@ def _said(call: Callable[[], Any]) -> Any:
         raise
 
 
-def _places(namespace: str, operator: str, device: str) -> tuple[str, str]:
+def _find_places(namespace: str, operator: str, device: str) -> tuple[str, str]:
     """The operators' directory, and this operator's JSON file."""
-    root = str(_module().aoti_eager_cache_dir(namespace, device))
+    root = str(_get_module().aoti_eager_cache_dir(namespace, device))
     return root, os.path.join(root, f"{operator}.json")
 
 
 def _has_backend(device: str) -> bool:
     """Tell whether the device has a cache of its own, whose layout is not known here (torch 2.12)."""
-    return device in getattr(_module(), "_aoti_compile_backends", {})
+    return device in getattr(_get_module(), "_aoti_compile_backends", {})
 
 
-def _module() -> Any:
+def _get_module() -> Any:
     return sys.modules["torch._inductor.aoti_eager"]

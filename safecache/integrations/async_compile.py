@@ -24,7 +24,7 @@ __all__ = ["init_pool", "triton", "use_process_pool", "wakeup"]
 def wakeup(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> None:
     """AsyncCompile.wakeup, at the beginning of a compile: later, unless the pool is there or nothing is looked up."""
     pool = sys.modules["torch._inductor.async_compile"].AsyncCompile.process_pool
-    if pool.cache_info().currsize or not _are_looked_up():
+    if pool.cache_info().currsize or not _has_lookups():
         wrapped(*args, **kwargs)
     else:
         searches.postpone_workers(lambda: wrapped(*args, **kwargs))
@@ -37,7 +37,7 @@ def wakeup(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -
 )
 def use_process_pool(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> bool:
     """AsyncCompile.use_process_pool, which starts it: not for a kernel that was found."""
-    if searches.are_workers_postponed():
+    if searches.has_postponed_workers():
         if compiles.current.has_kernel:
             return False
         searches.start_workers()
@@ -55,9 +55,9 @@ def triton(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -
 
     def load(kernel_name: str, source_code: str, *rest: Any, **named: Any) -> Any:
         kernels = sys.modules["torch._inductor.async_compile"].CompiledTritonKernels
-        if not searches.are_workers_postponed() or kernels.get(source_code) is None:
+        if not searches.has_postponed_workers() or kernels.get(source_code) is None:
             return wrapped(*args, **kwargs)
-        with compiles.scope(has_kernel=True):
+        with compiles.override_scope(has_kernel=True):
             return wrapped(*args, **kwargs)
 
     return load(*args, **kwargs)
@@ -72,7 +72,7 @@ def init_pool(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
     """SubprocPool.__init__: uses our pickler, unless the caller passes one or the side process cannot import us."""
 
     def initialise(nprocs: int, pickler: Any = None, *rest: Any, **named: Any) -> None:
-        if pickler is None and _importable_there():
+        if pickler is None and _can_worker_import():
             from safecache.integrations.compile_workers import WorkerPickler
 
             pickler = WorkerPickler()
@@ -81,15 +81,15 @@ def init_pool(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
     initialise(*args, **kwargs)
 
 
-def _importable_there() -> bool:
+def _can_worker_import() -> bool:
     # A side process that fails to import its pickler dies, and torch <= 2.13 then waits for it forever. Torch passes
     # it our sys.path (python_subprocess_env), unless this variable replaces that.
     return (
-        "TORCH_CUSTOM_PYTHONPATH" not in config.child_environment()
+        "TORCH_CUSTOM_PYTHONPATH" not in config.copy_environment()
         and getattr(PathFinder.find_spec("safecache", sys.path), "origin", None) is not None
     )
 
 
-def _are_looked_up() -> bool:
+def _has_lookups() -> bool:
     is_package = sys.modules["torch._inductor.virtualized"].V.aot_compilation
     return not is_package and bool(sys.modules["torch._functorch.aot_autograd"].should_use_local_autograd_cache())

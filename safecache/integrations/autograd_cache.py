@@ -38,10 +38,10 @@ def save(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> 
     """AOTAutogradCache.save: the compile goes on whatever fails in it, even where torch is strict."""
 
     def save_entry(key: str, entry: Any, *rest: Any, **named: Any) -> None:
-        keys = _graph_keys(entry)
+        keys = _list_graph_keys(entry)
         parts = tuple(Ref(Kind.FX_ENTRY, each) for each in keys) or None
         with saving.guard_save(Ref(Kind.AOT_ENTRY, key), entry, parts):
-            if saving.refers_to_unsaved(keys):
+            if saving.has_unsaved_key(keys):
                 saving.abort_save(Reason.INCOMPLETE)
             wrapped(key, entry, *rest, **named)
 
@@ -61,8 +61,8 @@ def handle_save_error(wrapped: Callable[..., Any], instance: Any, args: Any, kwa
     """
 
     def handle(e: Exception, remote: bool, is_bypass: bool) -> None:
-        strict = _autograd_cache().config.strict_autograd_cache
-        if not saving.in_attempt() or (is_bypass and not strict):
+        strict = _get_autograd_cache().config.strict_autograd_cache
+        if not saving.is_in_attempt() or (is_bypass and not strict):
             wrapped(e, remote, is_bypass)
         else:
             saving.abort_save(Reason.NOT_CACHEABLE if is_bypass else Reason.UNPREPARED, e)
@@ -82,57 +82,57 @@ def handle_save_error(wrapped: Callable[..., Any], instance: Any, args: Any, kwa
 def try_load(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
     """AOTAutogradCache.try_load: a hit whose FX graph entry is gone is a miss, even where torch is strict."""
     given = kwargs["aot_config"] if "aot_config" in kwargs else args[2]
-    graph = compiles.scope(graph=kwargs["mod"] if "mod" in kwargs else args[0])
+    graph = compiles.override_scope(graph=kwargs["mod"] if "mod" in kwargs else args[0])
     search_for = searches.track_lookup(Ref(Kind.AOT_ENTRY), compiles.name_lookup)
-    with events.propagate_strict(), compiles.graph_lookup(given), graph, search_for as search:
+    with events.propagate_strict(), compiles.graph_lookup_scope(given), graph, search_for as search:
         installation.ensure_cache()
-        saving.begin()
-        result, dropped = compile_scopes.agreed(
+        saving.forget_failure()
+        result, dropped = compile_scopes.agree_on_lookup(
             search,
-            lambda: _load(wrapped, args, kwargs),
-            lambda found: _loaded(found, given)[0] is not None,
+            lambda: _load_entry(wrapped, args, kwargs),
+            lambda found: _split_result(found, given)[0] is not None,
         )
-        _end(search, result, given, dropped)
+        _end_search(search, result, given, dropped)
         return result
 
 
-def _load(wrapped: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+def _load_entry(wrapped: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     try:
         return wrapped(*args, **kwargs)
-    except _autograd_cache().FXGraphCacheMiss:
+    except _get_autograd_cache().FXGraphCacheMiss:
         evidence = "an FX graph entry that it refers to is missing or was refused"
         refusal = Refusal(Reason.ENTRY_MISSING, evidence, "Compiling the graph.")
         report.refuse(refusal, Kind.AOT_ENTRY, "that was found")
-    with compiles.scope(missing=Kind.AOT_ENTRY):
+    with compiles.override_scope(missing=Kind.AOT_ENTRY):
         return wrapped(*args, **kwargs)
 
 
-def _end(search: Search, result: Any, given: Any, dropped: tuple[Reason, str] | None) -> None:
+def _end_search(search: Search, result: Any, given: Any, dropped: tuple[Reason, str] | None) -> None:
     """Record how the lookup ended. ``result``: what torch loaded, from 2.13 on together with its configuration.
 
     The configuration holds the cache key that torch will save under, unless it bypasses the cache.
     """
-    loaded, configuration = _loaded(result, given)
+    loaded, configuration = _split_result(result, given)
     if loaded is not None:
-        search.hit()
+        search.end_as_hit()
         return
     if not plugs.single_flight.is_compiled_elsewhere():
         searches.start_workers()
     key = getattr(getattr(configuration, "cache_info", None), "cache_key", None)
     tell(Compiling(Ref(Kind.AOT_ENTRY, key or ""), compiles.current.graph, compiles.name_lookup))
     if key is None:
-        search.bypassed(Reason.UPSTREAM_BYPASS, search.declined or "torch could not use the entry that it found")
+        search.end_as_bypass(Reason.UPSTREAM_BYPASS, search.declined or "torch could not use the entry that it found")
     elif (
         dropped is None
         and search.is_taken
-        and getattr(_autograd_cache().config, "_sync_cache_decision_cross_ranks", False)
+        and getattr(_get_autograd_cache().config, "_sync_cache_decision_cross_ranks", False)
     ):
-        search.missed(compile_scopes.OTHER_RANK)
+        search.end_as_miss(compile_scopes.OTHER_RANK)
     else:
-        search.missed(dropped)
+        search.end_as_miss(dropped)
 
 
-def _loaded(result: Any, given: Any) -> tuple[Any, Any]:
+def _split_result(result: Any, given: Any) -> tuple[Any, Any]:
     return result if isinstance(result, tuple) else (result, given)
 
 
@@ -164,16 +164,16 @@ def write_to_local_cache(wrapped: Callable[..., Any], instance: Any, args: Any, 
     """AOTAutogradCache._write_to_local_cache."""
 
     def write(key: str, content: bytes) -> None:
-        saving.write(Ref(Kind.AOT_ENTRY, key, sys.modules["torch._inductor.codecache"].cache_dir()), content)
+        saving.write_entry(Ref(Kind.AOT_ENTRY, key, sys.modules["torch._inductor.codecache"].cache_dir()), content)
 
     write(*args, **kwargs)
 
 
-def _autograd_cache() -> Any:
+def _get_autograd_cache() -> Any:
     return sys.modules["torch._functorch._aot_autograd.autograd_cache"]
 
 
-def _graph_keys(entry: Any) -> list[str]:
+def _list_graph_keys(entry: Any) -> list[str]:
     """The FX cache keys that the entry refers to; none for a bundled entry, which contains its graphs."""
     infos = [
         getattr(getattr(entry, part, None), "fx_graph_cache_info", None) for part in ("compiled_fw", "compiled_bw")
@@ -191,12 +191,12 @@ def should_use_remote_autograd_cache(wrapped: Callable[..., Any], instance: Any,
     """should_use_remote_autograd_cache, torch's last question before a lookup, which it skips if no cache is on."""
     remote: bool = wrapped(*args, **kwargs)
     if not remote and not sys.modules["torch._functorch.aot_autograd"].should_use_local_autograd_cache():
-        saving.begin()
-        searches.bypass(Kind.AOT_ENTRY, compiles.name_current, Reason.DISABLED, _what_disables_remote())
+        saving.forget_failure()
+        searches.note_bypass(Kind.AOT_ENTRY, compiles.name_current, Reason.DISABLED, _find_disabler())
     return remote
 
 
-def _what_disables_remote() -> str:
+def _find_disabler() -> str:
     if sys.modules["torch._inductor.config"].force_disable_caches:
         return "TORCHINDUCTOR_FORCE_DISABLE_CACHES, or force_disable_caches of torch.compiler.config"
     return "enable_autograd_cache of torch._functorch.config is off"
@@ -211,7 +211,7 @@ def load_artifact(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs:
     """deserialize_bundled_cache_entry, of what was compiled ahead of time: its graphs are on trial, see codecache."""
 
     def load(entry: Any) -> Any:
-        with artifacts.unpacking(entry):
+        with artifacts.unpack_scope(entry):
             return wrapped(entry)
 
     return load(*args, **kwargs)

@@ -39,7 +39,7 @@ class _Results:
         self.unread: Unreadable | None = None
 
     def get(self, key: str) -> Any:
-        root = _root()
+        root = _find_root()
         if not os.path.lexists(key):
             bundles.fetch(locate(Kind.AUTOTUNING, key, root))
         # Torch would wait for anything but a regular file.
@@ -49,16 +49,18 @@ class _Results:
         result = self._cache.get(key)
         try:
             file = CodeFile(key, root, Kind.AUTOTUNING)
-            digest = hashlib.sha256(_canonical(result)).digest()
+            digest = hashlib.sha256(_encode_canonical(result)).digest()
             # By itself it is not refused: read_best() is about what it names.
             known = attestations.is_known(key, digest=digest)
-            self.attested = known or gate.refusal_for_content(file, digest, [*manifests.records(file)]) is None
+            self.attested = (
+                known or gate.judge_content(file, digest, [*manifests.read_unverified_records(file)]) is None
+            )
         except Unreadable as error:
             self.unread = error
         return result
 
     def put(self, key: str, result: Any) -> None:
-        gate.attest_file(CodeFile(key, _root(), Kind.AUTOTUNING), _canonical(result))
+        gate.attest_file(CodeFile(key, _find_root(), Kind.AUTOTUNING), _encode_canonical(result))
         try:
             self._cache.put(key, result)
         except OSError as error:
@@ -68,25 +70,25 @@ class _Results:
 
 
 @contextmanager
-def _judged(instance: Any) -> Iterator[_Results]:
+def _judge_results(instance: Any) -> Iterator[_Results]:
     local = instance.local_cache
     results = _Results(local[0] if local else None)
     if local:
-        instance.local_cache = (results, _here(local[1]), *local[2:])
+        instance.local_cache = (results, _localize_path(local[1]), *local[2:])
     try:
         yield results
     finally:
         instance.local_cache = local
 
 
-def _here(path: str) -> str:
+def _localize_path(path: str) -> str:
     """Return where this process's cache keeps ``path``: an autotuner in an entry names the directory it was made in.
 
     That directory may be gone, or be another user's, which this one may not enter.
     """
     above, name = os.path.split(path)
     folder = os.path.basename(above)
-    return os.path.join(_root(), folder, name) if layout.CODE_FOLDER.fullmatch(folder) else path
+    return os.path.join(_find_root(), folder, name) if layout.CODE_FOLDER.fullmatch(folder) else path
 
 
 @verifier(
@@ -97,7 +99,7 @@ def _here(path: str) -> str:
 )
 def save(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
     """AutotuneCache.save: attests the result of this process's tuning."""
-    with _judged(instance):
+    with _judge_results(instance):
         return wrapped(*args, **kwargs)
 
 
@@ -114,17 +116,17 @@ def read_best(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
 
     def read(inductor_meta: Any, configs: list[Any]) -> Any:
         with events.propagate_strict():
-            with _judged(instance) as results:
+            with _judge_results(instance) as results:
                 try:
                     best = wrapped(inductor_meta, configs)
                 except Exception as error:
                     if results.attested or not isinstance(error, _MALFORMED):
                         raise
-                    text, where = f"it cannot be read: {type(error).__name__}: {error}", _where(instance, results)
+                    text, where = f"it cannot be read: {type(error).__name__}: {error}", _name_place(instance, results)
                     return report.refuse(Refusal(Reason.UNLOADABLE, text), Kind.AUTOTUNING, where, _REMEDY, error=error)
             if best is None or results.attested or _is_candidate(best, configs):
                 return best
-            text, where = "it names a configuration that Inductor did not propose", _where(instance, results)
+            text, where = "it names a configuration that Inductor did not propose", _name_place(instance, results)
             if results.unread is not None:
                 text = f"{text}, and {results.unread.evidence}"
                 refusal = Refusal(Reason.UNREADABLE, text, _REMEDY)
@@ -137,7 +139,7 @@ def read_best(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
     return read(*args, **kwargs)
 
 
-def _where(instance: Any, results: _Results) -> str:
+def _name_place(instance: Any, results: _Results) -> str:
     """Return where the result is stored, for messages: torch asks the remote cache for what the local one lacks."""
     remote, local = instance.remote_cache, instance.local_cache
     return str(local[1]) if local and (results.found or not remote) else loading.describe_remote(remote and remote[0])
@@ -150,11 +152,11 @@ def _is_candidate(best: Any, configs: list[Any]) -> bool:
     return not options and any(best is config for config in configs)
 
 
-def _canonical(result: Any) -> bytes:
+def _encode_canonical(result: Any) -> bytes:
     return json.dumps(result, sort_keys=True).encode()
 
 
-def _root() -> str:
+def _find_root() -> str:
     root: str = sys.modules["torch._inductor.runtime.cache_dir_utils"].cache_dir()
     return root
 

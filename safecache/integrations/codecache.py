@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-from safecache import compiles, loads
-from safecache.code import exec_directory, lock_guards
+from safecache import compiles, load_errors
+from safecache.built_code import exec_directory, lock_guards
 from safecache.entries import artifacts, loading, saving, searches
 from safecache.integrations import compile_scopes, installation
 from safecache.patching.hook import hook, verifier
@@ -46,17 +46,17 @@ def iterate_over_candidates(
     """GuardedCache.iterate_over_candidates: yields the same triples, for verified entries only."""
 
     def iterate(local: bool, remote_cache: Any, key: str) -> Iterator[tuple[Any, bytes, bool]]:
-        kind = _kind_of(instance)
+        kind = _find_kind(instance)
         if kind is None:
             stock: Iterator[tuple[Any, bytes, bool]] = wrapped(local, remote_cache, key)
             return stock
         if not artifacts.accept_name(kind, key, "given as a key", safe=artifacts.is_plain(key)):
             return iter(())
         installation.ensure_cache()
-        ref = Ref(kind, key, _root())
+        ref = Ref(kind, key, _find_root())
         directory_faults.check(ref.root)
         source = loading.Source(ref, _ENTRY_TYPES[kind])
-        return loading.lookup(source, local=local, remote=remote_cache)
+        return loading.look_up_entries(source, local=local, remote=remote_cache)
 
     return iterate(*args, **kwargs)
 
@@ -88,19 +88,19 @@ def load_with_key(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs:
             if is_part:
                 result = wrapped(*args, **kwargs)
             else:
-                result, dropped = compile_scopes.agreed(
+                result, dropped = compile_scopes.agree_on_lookup(
                     search, lambda: wrapped(*args, **kwargs), lambda found: found[0] is not None
                 )
             graph, info = result
             if graph is not None:
-                search.hit()
+                search.end_as_hit()
                 return result
             if not is_part:
                 tell(Compiling(search.ref, compiles.current.graph, name, debug_lines))
             if dropped is None and search.is_taken and info.get("cache_status_detailed") == "guard_miss":
-                search.missed((Reason.GUARD_FAILED, "Triton's external libraries, such as libdevice, are others"))
+                search.end_as_miss((Reason.GUARD_FAILED, "Triton's external libraries, such as libdevice, are others"))
             else:
-                search.missed(dropped)
+                search.end_as_miss(dropped)
         return result
 
     return load(*args, **kwargs)
@@ -116,18 +116,20 @@ def cache_hit_post_compile(wrapped: Callable[..., Any], instance: Any, args: Any
 
     def load(graph: Any, cache_info: Any, constants: Any) -> Any:
         found = searches.active_candidates()
-        names = [each.ref._replace(root="").file(os.path.basename(each.path)).path for each in found]
+        names = [each.ref._replace(root="").name_file(os.path.basename(each.path)).path for each in found]
         artifact = artifacts.name_graph(graph.source_code)
         if artifact:
             names = [artifact]
-            artifacts.require_not_crashed(Kind.AOT_GRAPH, artifact, _root())
+            artifacts.require_not_crashed(Kind.AOT_GRAPH, artifact, _find_root())
         try:
-            use = Use(Kind.FX_ENTRY, _root(), names, graph, forgives=bool(artifact) and compiles.current.is_unguarded)
+            use = Use(
+                Kind.FX_ENTRY, _find_root(), names, graph, forgives=bool(artifact) and compiles.current.is_unguarded
+            )
             return plugs.load_guard.load(use, lambda: wrapped(graph, cache_info, constants))
         except Exception as error:
             # Within an AOTAutograd entry torch compiles for it; alone, it would end the compile.
             is_fx_entry = bool(found) and found[0].ref.kind is Kind.FX_ENTRY
-            if not is_fx_entry or plugs.load_guard.is_unrelated(error, _root()):
+            if not is_fx_entry or plugs.load_guard.is_unrelated(error, _find_root()):
                 raise
             found[0].refuse(Reason.FAILED_RUN, f"{type(error).__name__}: {error}")
             return None, cache_info
@@ -148,7 +150,7 @@ def prepare_key(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: A
         key, info = result
         if key is None:
             name = partial(compiles.name_graph, is_backward=bool(fx_kwargs.get("is_backward")))
-            searches.bypass(Kind.FX_ENTRY, name, Reason.UPSTREAM_BYPASS, str(info.get("cache_bypass_reason", "")))
+            searches.note_bypass(Kind.FX_ENTRY, name, Reason.UPSTREAM_BYPASS, str(info.get("cache_bypass_reason", "")))
         return result
 
     return prepare(*args, **kwargs)
@@ -180,7 +182,7 @@ def write_to_local_cache(wrapped: Callable[..., Any], instance: Any, args: Any, 
     """FxGraphCache._write_to_local_cache."""
 
     def write(key: str, content: bytes) -> None:
-        saving.write(Ref(Kind.FX_ENTRY, key, _root()), content)
+        saving.write_entry(Ref(Kind.FX_ENTRY, key, _find_root()), content)
 
     write(*args, **kwargs)
 
@@ -198,8 +200,8 @@ def load_library(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: 
     """
 
     def load(path: str, key: str) -> Any:
-        place = exec_directory.load_path(CodeFile(path, _root()))
-        explained = partial(loads.explain_load, wrapped, (place, key), {}, "TORCHINDUCTOR_CACHE_DIR")
+        place = exec_directory.find_load_path(CodeFile(path, _find_root()))
+        explained = partial(load_errors.explain_load, wrapped, (place, key), {}, "TORCHINDUCTOR_CACHE_DIR")
         root = os.path.join(config.cache_directory() or os.path.dirname(path), "")
         names = [path.removeprefix(root)] if path.startswith(root) else []
         return plugs.load_guard.load(Use(Kind.NATIVE_CODE, root.rstrip("/"), names), explained)
@@ -216,10 +218,10 @@ def load_dll(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any)
     """DLLWrapper.__init__, for CUTLASS and Composable Kernel: as load_library(), for a library in the cache."""
 
     def load(lib_path: str) -> None:
-        of_cache = lib_path.startswith(os.path.join(_root(), ""))
-        file = CodeFile(lib_path, _root())
-        place = exec_directory.load_path(file) if of_cache else exec_directory.executable_path(lib_path)
-        loads.explain_load(wrapped, (place,), {}, "TORCHINDUCTOR_CACHE_DIR")
+        of_cache = lib_path.startswith(os.path.join(_find_root(), ""))
+        file = CodeFile(lib_path, _find_root())
+        place = exec_directory.find_load_path(file) if of_cache else exec_directory.place_executable(lib_path)
+        load_errors.explain_load(wrapped, (place,), {}, "TORCHINDUCTOR_CACHE_DIR")
 
     load(*args, **kwargs)
 
@@ -240,26 +242,26 @@ def compile_dll(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: A
         is_wanted = []
 
         def guard(lock: lock_guards.Lock) -> None:
-            if not gate.is_attested(CodeFile(path, _root())):
+            if not gate.is_attested(CodeFile(path, _find_root())):
                 lock.take()
-                is_wanted.append(not gate.quarantine_unattested(CodeFile(path, _root())))
+                is_wanted.append(not gate.quarantine_unattested(CodeFile(path, _find_root())))
 
-        with compiles.scope(lock_guard=guard):
+        with compiles.override_scope(lock_guard=guard):
             result = wrapped(source_code, dst_file_ext, *rest, **named)
         if True in is_wanted and os.path.lexists(path):
-            gate.attest_file(CodeFile(path, _root()))
+            gate.attest_file(CodeFile(path, _find_root()))
             directories.propagate_file(CodeFile(path))
         return result
 
     return fallback.attempt(lambda: build(*args, **kwargs))
 
 
-def _root() -> str:
+def _find_root() -> str:
     root: str = sys.modules["torch._inductor.codecache"].cache_dir()
     return root
 
 
-def _kind_of(cache: type) -> Kind | None:
+def _find_kind(cache: type) -> Kind | None:
     # By name: AOTAutogradCache is in a module that may not be imported yet.
     names = {base.__name__ for base in cache.__mro__}
     if "FxGraphCache" in names:
@@ -291,15 +293,15 @@ _ENTRY_TYPES: dict[Kind, Callable[[Any], bool]] = {Kind.FX_ENTRY: _is_fx_entry, 
 def fx_codegen_and_compile(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
     """fx_codegen_and_compile, which every graph that was not found comes to: records what disables the cache, if so."""
     tell(Compiling(Ref(Kind.FX_ENTRY), kwargs["gm"] if "gm" in kwargs else args[0]))
-    setting = _what_disables()
+    setting = _find_disabler()
     if setting:
         name = partial(compiles.name_graph, is_backward=bool(kwargs.get("is_backward")))
-        searches.bypass(Kind.FX_ENTRY, name, Reason.DISABLED, setting)
+        searches.note_bypass(Kind.FX_ENTRY, name, Reason.DISABLED, setting)
     searches.start_workers()
     return wrapped(*args, **kwargs)
 
 
-def _what_disables() -> str:
+def _find_disabler() -> str:
     """The setting; "" for a graph that was looked up, or is kept in an AOTAutograd entry or an AOTInductor package."""
     config = sys.modules["torch._inductor.config"]
     bundled = sys.modules["torch._functorch.config"].bundled_autograd_cache

@@ -17,7 +17,7 @@ from safecache.reporting import events, waits
 from safecache.reporting.kinds import Kind, Reason
 from safecache.session import Part, inherit
 
-__all__ = ["OTHER_RANK", "agreed", "all_hit", "compile_fx", "compile_fx_inner", "convert"]
+__all__ = ["OTHER_RANK", "agree_on_hit", "agree_on_lookup", "compile_fx", "compile_fx_inner", "convert"]
 
 # Why a rank misses that has found what it was for.
 _SAMPLED = (Reason.SAMPLED, "SAFECACHE_RECOMPILE_SAMPLE")
@@ -56,7 +56,7 @@ def compile_fx(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: An
             sys.modules["torch"].is_grad_enabled()
             and any(getattr(each, "requires_grad", False) for each in example_inputs_)
         )
-        with plugs.single_flight.compile_scope(Kind.AOT_ENTRY, _most(), waits=waits):
+        with plugs.single_flight.compile_scope(Kind.AOT_ENTRY, _find_wait_limit(), waits=waits):
             return wrapped(*args, **kwargs)
 
     return compile(*args, **kwargs)
@@ -71,8 +71,8 @@ def compile_fx(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: An
 )
 def compile_fx_inner(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
     """_compile_fx_inner: of one graph."""
-    graph = compiles.scope(graph=kwargs["gm"] if "gm" in kwargs else args[0])
-    with plugs.single_flight.compile_scope(Kind.FX_ENTRY, _most()), graph:
+    graph = compiles.override_scope(graph=kwargs["gm"] if "gm" in kwargs else args[0])
+    with plugs.single_flight.compile_scope(Kind.FX_ENTRY, _find_wait_limit()), graph:
         return wrapped(*args, **kwargs)
 
 
@@ -88,33 +88,33 @@ def convert(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) 
     """
     from torch._dynamo import config
 
-    def compile_it(frame: Any, cache_entry: Any, hooks: Any, frame_state: Any, skip: int = 0) -> Any:
+    def compile_frame(frame: Any, cache_entry: Any, hooks: Any, frame_state: Any, skip: int = 0) -> Any:
         # So many of the innermost frames torch leaves out of the stack in its trace log; these two are others.
         return wrapped(frame, cache_entry, hooks, frame_state, skip + 2)
 
     if not config.suppress_errors:
-        return compile_it(*args, **kwargs)
+        return compile_frame(*args, **kwargs)
     with events.propagate_strict():
-        return compile_it(*args, **kwargs)
+        return compile_frame(*args, **kwargs)
 
 
-def _most() -> float | None:
+def _find_wait_limit() -> float | None:
     """The seconds that a rank may wait for another; None where ranks meet in a compile, and infinity for no rank."""
-    distributed = _group()
+    distributed = _get_distributed()
     if distributed is None:
         return float("inf")
-    return None if _meet() else _budget(distributed)
+    return None if _has_compile_collectives() else _share_timeout(distributed)
 
 
 def _find_group() -> tuple[float, int] | None:
     """Return the seconds for waits of this rank between two collectives, and how many collectives there were."""
-    distributed = _group()
+    distributed = _get_distributed()
     if distributed is None:
         return None
-    return _budget(distributed), sum(map(_collectives, list(distributed.distributed_c10d._world.pg_map)))
+    return _share_timeout(distributed), sum(map(_count_collectives, list(distributed.distributed_c10d._world.pg_map)))
 
 
-def _collectives(group: Any) -> int:
+def _count_collectives(group: Any) -> int:
     try:
         return int(group._get_sequence_number_for_group())
     except RuntimeError:
@@ -124,7 +124,7 @@ def _collectives(group: Any) -> int:
 waits.set_group(_find_group)
 
 
-def agreed(
+def agree_on_lookup(
     search: Search, look: Callable[[], Any], is_hit: Callable[[Any], bool]
 ) -> tuple[Any, tuple[Reason, str] | None]:
     """Return what ``look`` finds; and why that is nothing, if it has found something.
@@ -132,24 +132,24 @@ def agreed(
     Ranks that meet in a compile agree. Raises what ``look`` does, once the others know that this one has to compile.
     """
     kind = search.ref.kind
-    recorded = _recorded()
+    recorded = _count_artifacts()
     try:
         found = look()
     except Exception:
-        _all_hit(False, kind)
+        _agree_on_hit(False, kind)
         raise
     hit = is_hit(found)
     # Torch's own collective would wait for ranks that do not look again.
-    agrees = kind is Kind.AOT_ENTRY and _group() is not None and _is_set(_OWN_AGREEMENT)
+    agrees = kind is Kind.AOT_ENTRY and _get_distributed() is not None and _is_set(_OWN_AGREEMENT)
     hidden = hit and not agrees and search.is_hidden()
-    if _all_hit(hit and not hidden, kind) or not hit:
+    if _agree_on_hit(hit and not hidden, kind) or not hit:
         return found, None
     _forget_since(recorded)
-    with compiles.scope(missing=kind):
+    with compiles.override_scope(missing=kind):
         return look(), _SAMPLED if hidden else OTHER_RANK
 
 
-def _recorded() -> dict[str, int]:
+def _count_artifacts() -> dict[str, int]:
     """How many artifacts of each type torch has recorded, for who saves what was compiled or hit."""
     manager = sys.modules["torch.compiler._cache"].CacheArtifactManager
     return {kind: len(each) for kind, each in manager._new_cache_artifacts.items()}
@@ -183,28 +183,28 @@ class _State:
 _state: Part[_State] = Part(_State, inherit)
 
 
-def _all_hit(hit: bool, kind: Kind) -> bool:
+def _agree_on_hit(hit: bool, kind: Kind) -> bool:
     """Tell what all_hit() does of all ranks, where they meet in collectives while they compile.
 
     Those would wait for a rank that hits, and does not come there. Stock torch may agree itself from 2.15 on, for
     AOTAutograd entries: _OWN_AGREEMENT.
     """
-    distributed = _group()
-    if distributed is None or not _meet() or (kind is Kind.AOT_ENTRY and _is_set(_OWN_AGREEMENT)):
+    distributed = _get_distributed()
+    if distributed is None or not _has_compile_collectives() or (kind is Kind.AOT_ENTRY and _is_set(_OWN_AGREEMENT)):
         return hit
-    return all_hit(hit, range(distributed.get_world_size()))
+    return agree_on_hit(hit, range(distributed.get_world_size()))
 
 
-def all_hit(hit: bool, ranks: Iterable[int]) -> bool:
+def agree_on_hit(hit: bool, ranks: Iterable[int]) -> bool:
     """Tell whether all ``ranks`` have hit, as this one says of itself: each calls this once per lookup, in one order.
 
     After a rank that did not come in time, which is reported once, it is what this one says. They agree by the store
     that they have met at, since a group of its own would have to be made by all of them at once.
     """
-    distributed, state, together = _group(), _state.now, tuple(ranks)
+    distributed, state, together = _get_distributed(), _state.now, tuple(ranks)
     if distributed is None or len(together) < 2 or state.has_given_up:
         return hit
-    seconds = min(_MOST, _budget(distributed))
+    seconds = min(_MOST, _share_timeout(distributed))
     try:
         store = distributed.distributed_c10d._get_default_store()
         number = next(state.numbers.setdefault(together, itertools.count(1)))
@@ -220,7 +220,7 @@ def all_hit(hit: bool, ranks: Iterable[int]) -> bool:
         return hit
 
 
-def _group() -> Any:
+def _get_distributed() -> Any:
     """torch.distributed, if this process is one of several ranks."""
     distributed = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
@@ -228,7 +228,7 @@ def _group() -> Any:
     return distributed if distributed.get_world_size() > 1 else None
 
 
-def _meet() -> bool:
+def _has_compile_collectives() -> bool:
     return any(map(_is_set, _COMPILE_COLLECTIVES))
 
 
@@ -239,13 +239,13 @@ def _is_set(place: tuple[str, str]) -> bool:
     return bool(found)
 
 
-def _budget(distributed: Any) -> float:
+def _share_timeout(distributed: Any) -> float:
     """Return the seconds a rank may wait. Stages of a pipeline share them, since each stands in recv for the others."""
     is_pipeline = "torch.distributed.pipelining.stage" in sys.modules
-    return _SHARE * _timeout(distributed) / (distributed.get_world_size() if is_pipeline else 1)
+    return _SHARE * _find_timeout_seconds(distributed) / (distributed.get_world_size() if is_pipeline else 1)
 
 
-def _timeout(distributed: Any) -> float:
+def _find_timeout_seconds(distributed: Any) -> float:
     """The shortest, in seconds, after which a backend of the default group takes a rank for hanging."""
     group = distributed.distributed_c10d._get_default_group()
     devices = getattr(group, "_device_types", ())

@@ -26,7 +26,7 @@ class WorkerPickler(SubprocPickler):  # type: ignore[misc]
 
     def dumps(self, obj: object) -> bytes:
         """Return the bytes of a job or, in a worker, of its result."""
-        secret, failing = (b"", {}) if config.is_compile_worker() else _handed_down()
+        secret, failing = (b"", {}) if config.is_compile_worker() else _hand_down_state()
         has_stopped = keyring.has_stopped()
         is_plain = not secret and not failing and not has_stopped
         pickled: bytes = super().dumps(obj if is_plain else _Sent(obj, secret, failing, has_stopped))
@@ -35,10 +35,10 @@ class WorkerPickler(SubprocPickler):  # type: ignore[misc]
     def loads(self, data: bytes) -> object:
         """Return a result or, in a worker, a job; a strict error of the job reaches the compile with its own type."""
         found: Any = super().loads(data)
-        return partial(_done, found) if config.is_compile_worker() else found
+        return partial(_run_job, found) if config.is_compile_worker() else found
 
 
-def _done(job: Callable[[], object]) -> object:
+def _run_job(job: Callable[[], object]) -> object:
     try:
         return job()
     except SafecacheError as error:
@@ -47,9 +47,9 @@ def _done(job: Callable[[], object]) -> object:
         return error  # torch raises an exception that is returned; of one that is raised it makes a text
 
 
-def _handed_down() -> tuple[bytes, dict[Hashable, float]]:
+def _hand_down_state() -> tuple[bytes, dict[Hashable, float]]:
     secret = keyring.hand_down() if keyring.current().signing is None else b""
-    return secret, waits.breaker.now.left()
+    return secret, waits.breaker.now.list_suspended()
 
 
 class _Sent:
@@ -59,14 +59,14 @@ class _Sent:
         self._parts = obj, secret, failing, has_stopped
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _received, self._parts
+        return _receive_object, self._parts
 
 
-def _received(obj: object, secret: bytes, failing: dict[Hashable, float], has_stopped: bool) -> object:
+def _receive_object(obj: object, secret: bytes, failing: dict[Hashable, float], has_stopped: bool) -> object:
     if has_stopped:
         keyring.stop_sealing()
     if secret:
-        keyring.take(secret)
+        keyring.take_secret(secret)
     for what, seconds in failing.items():
         waits.breaker.now.leave_alone(what, seconds)
     return obj

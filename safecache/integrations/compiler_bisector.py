@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from safecache.code import sources
+from safecache.built_code import sources
 from safecache.patching.hook import verifier
 from safecache.places.layout import CodeFile
 from safecache.reporting.kinds import Kind

@@ -43,12 +43,12 @@ def populate_caches(wrapped: Callable[..., Any], instance: Any, args: Any, kwarg
         # What processes have died of is set aside before it is written there once more, or it would look as if gone.
         plugs.load_guard.open_cache(importlib.import_module("torch._inductor.runtime.cache_dir_utils").cache_dir())
         with events.propagate_strict():
-            return wrapped(mega_caches.admitted(artifacts, _written_under))
+            return wrapped(mega_caches.select_accepted(artifacts, _find_cache_key))
 
     return populate(*args, **kwargs)
 
 
-def _written_under(artifact: Any) -> str:
+def _find_cache_key(artifact: Any) -> str:
     """The cache key under which torch writes it: a profile of another job of the scheduler gets that of this job."""
     rewritten = getattr(artifact, "_rewrite_cache_key_for_mega_cache", None)
     return str(artifact.key if rewritten is None else rewritten(artifact.key))

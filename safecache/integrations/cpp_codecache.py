@@ -10,10 +10,10 @@ import tempfile
 from collections.abc import Callable
 from typing import Any
 
-from safecache import compiles, loads
-from safecache.code import exec_directory, generated, library_builds, lock_guards
+from safecache import compiles, load_errors
+from safecache.built_code import exec_directory, generated, library_builds, lock_guards
 from safecache.errors import EntryRefusedError, SafecacheError
-from safecache.files import mounts, ownership
+from safecache.fs import mounts, ownership
 from safecache.integrations import installation
 from safecache.patching.hook import hook, verifier
 from safecache.places.layout import CodeFile
@@ -60,39 +60,39 @@ def load_async(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: An
     """CppCodeCache.load_async: writes, builds and loads again in the fallback directory if the cache is unusable."""
 
     def start() -> Callable[[], Any]:
-        with compiles.scope(build=library_builds.Build(), lock_guard=_spare):
+        with compiles.override_scope(build=library_builds.Build(), lock_guard=_spare_lock):
             load: Callable[[], Any] = wrapped(*args, **kwargs)
         return load
 
     generated.admit_kernels(*(code for code in (*args[:1], *kwargs.values()) if isinstance(code, str)))
     load = fallback.attempt(start)
 
-    def loaded() -> Any:
+    def finish_load() -> Any:
         try:
             return load()
         except Exception as error:
-            if not fallback.replaced(_as_fault(error)):
+            if not fallback.replace_if_failed(_convert_to_fault(error)):
                 raise
-        _forget(instance, load)
+        _forget_load(instance, load)
         return start()()
 
-    return loaded
+    return finish_load
 
 
-def _spare(lock: lock_guards.Lock) -> None:
+def _spare_lock(lock: lock_guards.Lock) -> None:
     """Torch looks for a library under this lock and, if there is none, has it built under the same lock."""
-    if lock_guards.source_of(lock) is None:
+    if lock_guards.find_source_key(lock) is None:
         lock.take()
 
 
-def _as_fault(error: Exception) -> Exception:
+def _convert_to_fault(error: Exception) -> Exception:
     """Return the error; in default mode, for a library replaced since it was verified, a fault of its directory."""
     if not isinstance(error, EntryRefusedError) or config.current().strict:
         return error
     return directory_faults.Immovable(errno.EPERM, str(error), config.cache_directory())
 
 
-def _forget(cache: Any, load: Callable[[], Any]) -> None:
+def _forget_load(cache: Any, load: Callable[[], Any]) -> None:
     for key in [key for key, known in cache.cache.items() if known is load]:
         del cache.cache[key]
         # A module that failed to execute, but that torch would take for a loaded one.
@@ -101,7 +101,7 @@ def _forget(cache: Any, load: Callable[[], Any]) -> None:
 
 def _has_fetched() -> bool:
     """Tell whether this process has had anything from a pack or the remote: most libraries come from there then."""
-    counters = events.counters()
+    counters = events.read_counters()
     return any(counters.get(count.value) for count in (Count.PACK_HIT, Count.REMOTE_HIT))
 
 
@@ -122,7 +122,7 @@ def precompile_header(wrapped: Callable[..., Any], instance: Any, args: Any, kwa
         return None
     # Without a signing key the next process could not verify the header. Where a remote has given the entry it has the
     # libraries too, and a header takes longer than all else: what it lacks is built without one.
-    if waits.breaker.now.seconds_left("headers") or keyring.current().signing is None or _has_fetched():
+    if waits.breaker.now.get_seconds_left("headers") or keyring.current().signing is None or _has_fetched():
         return None
     try:
         path: str = wrapped(*args, **kwargs)
@@ -131,7 +131,7 @@ def precompile_header(wrapped: Callable[..., Any], instance: Any, args: Any, kwa
         raise
     except Exception as error:
         place = sys.modules["torch._inductor.codecache"]._HEADER_DIR
-        fault = _why_not(error, place)
+        fault = _find_fault(error, place)
         if fault is None:
             raise
         waits.breaker.now.leave_alone("headers", _PATIENCE)
@@ -140,7 +140,7 @@ def precompile_header(wrapped: Callable[..., Any], instance: Any, args: Any, kwa
         return None
 
 
-def _why_not(error: Exception, place: str) -> Fault | None:
+def _find_fault(error: Exception, place: str) -> Fault | None:
     directories = (place, tempfile.gettempdir())
     fault = directory_faults.find(error, *directories)
     if fault is not None:
@@ -163,7 +163,7 @@ _installed: Part[set[str]] = Part(set, inherit)
 )
 def cpp_compiler_search(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
     """cpp_compiler_search: all errors of its own mean that there is no compiler, and are explained so."""
-    return loads.explain_build(wrapped, args, kwargs, _PURPOSE, language="C++")
+    return load_errors.explain_build(wrapped, args, kwargs, _PURPOSE, language="C++")
 
 
 @verifier(
@@ -177,7 +177,7 @@ def install_gcc_via_conda(wrapped: Callable[..., Any], instance: Any, args: Any,
     It is thousands of files, which nothing attests. Raises FileNotFoundError; torch then tries the next compiler.
     """
     prefix = os.path.join(sys.modules["torch._inductor.cpp_builder"].cache_dir(), "gcc")
-    objection, compiler = _objection(prefix), os.path.join(prefix, "bin", "g++")
+    objection, compiler = _find_objection(prefix), os.path.join(prefix, "bin", "g++")
     refusal = Refusal(Reason.UNSEALED, objection or "")
     if objection is not None and not trust.is_observed(refusal, Kind.NATIVE_CODE, compiler):
         remedy = f"The next compiler is taken; if you trust this one, name it yourself: export CXX={compiler}"
@@ -188,12 +188,12 @@ def install_gcc_via_conda(wrapped: Callable[..., Any], instance: Any, args: Any,
     return result
 
 
-def _objection(prefix: str) -> str | None:
+def _find_objection(prefix: str) -> str | None:
     if prefix in _installed.now:
         return None
     if os.path.lexists(prefix):
         return "this process has not installed it, and nothing attests a whole compiler in a cache"
-    others = ownership.why_not_private(os.path.dirname(prefix))
+    others = ownership.find_exposure(os.path.dirname(prefix))
     return None if others is None else f"others could write to it: {others}"
 
 
@@ -213,12 +213,12 @@ def run_compile_cmd(wrapped: Callable[..., Any], instance: Any, args: Any, kwarg
         try:
             return library_builds.repeat_if_killed(lambda: wrapped(cmd_line, *rest, **named))
         except Exception:
-            place = directory_faults.instead()
+            place = directory_faults.find_replacement()
             if place is None:
                 raise
         return wrapped(f"env TMPDIR={shlex.quote(place)} {cmd_line}", *rest, **named)
 
-    return loads.explain_build(run, args, kwargs, _PURPOSE, language="C++")
+    return load_errors.explain_build(run, args, kwargs, _PURPOSE, language="C++")
 
 
 @verifier(
@@ -235,7 +235,7 @@ def check_build(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: A
 
     def check() -> bool:
         build.error = None
-        with compiles.scope(build=build, lock_guard=_take_unless_attested):
+        with compiles.override_scope(build=build, lock_guard=_take_unless_attested):
             usable: bool = wrapped(*args, **kwargs)
         return usable
 
@@ -243,14 +243,14 @@ def check_build(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: A
     with events.propagate_strict():
         installation.ensure_cache()
         usable = fallback.attempt(check)
-        if not usable and fallback.replaced(build.error):
+        if not usable and fallback.replace_if_failed(build.error):
             usable = check()
     cache: str = sys.modules["torch._inductor.codecache"].cache_dir()
-    if not usable and mounts.forbids_execution(cache):
+    if not usable and mounts.is_noexec(cache):
         events.report(
             Reason.NOT_EXECUTABLE,
             "torch cannot detect this CPU's vector instructions, and compiles slow kernels without them",
-            why=f"its probe is{loads.advice(cache, 'TORCHINDUCTOR_CACHE_DIR')}".removesuffix("."),
+            why=f"its probe is{load_errors.write_advice(cache, 'TORCHINDUCTOR_CACHE_DIR')}".removesuffix("."),
             cause=cache,
             remedy="If you only read a warm cache, TORCHINDUCTOR_VEC_ISA_OK=1 skips the probe.",
         )
@@ -275,7 +275,7 @@ def valid_vec_isa_list(wrapped: Callable[..., Any], instance: Any, args: Any, kw
 
 def _take_unless_attested(lock: lock_guards.Lock) -> None:
     cache: str = sys.modules["torch._inductor.codecache"].cache_dir()
-    key = lock_guards.source_of(lock)
+    key = lock_guards.find_source_key(lock)
     if key is None or not gate.is_attested(CodeFile(os.path.join(cache, key[1:3], f"{key}.so"), cache)):
         lock.take()
 
@@ -296,7 +296,7 @@ def probe_load(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: An
 
     def probe(output_path: str) -> Any:
         root = sys.modules["torch._inductor.codecache"].cache_dir()
-        loaded = wrapped(exec_directory.load_path(CodeFile(output_path, root)))
+        loaded = wrapped(exec_directory.find_load_path(CodeFile(output_path, root)))
         if loaded and provenance.torch_release() >= _PROBE_MARKERS_FROM:
             library_builds.mark_loaded(output_path, root)
         return loaded

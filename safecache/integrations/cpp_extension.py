@@ -7,8 +7,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from safecache import compiles, loads
-from safecache.code import extension_builds
+from safecache import compiles, load_errors
+from safecache.built_code import extension_builds
 from safecache.patching.hook import verifier
 
 __all__ = ["build_library", "import_module_from_library", "jit_compile", "run_ninja_build"]
@@ -24,7 +24,7 @@ __all__ = ["build_library", "import_module_from_library", "jit_compile", "run_ni
 )
 def jit_compile(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
     """_jit_compile: takes no lock for an attested build, since anyone who can write there could hold it."""
-    with extension_builds.locked_late(translates=sys.modules["torch"].version.hip is not None):
+    with extension_builds.postpone_lock(translates=sys.modules["torch"].version.hip is not None):
         return wrapped(*args, **kwargs)
 
 
@@ -68,7 +68,7 @@ def import_module_from_library(wrapped: Callable[..., Any], instance: Any, args:
         extension = sys.modules["torch.utils.cpp_extension"].LIB_EXT
         placed = extension_builds.admit(path, f"{module_name}{extension}")
         arguments = (module_name, os.path.dirname(placed), *rest)
-        return loads.explain_load(wrapped, arguments, named, "TORCH_EXTENSIONS_DIR")
+        return load_errors.explain_load(wrapped, arguments, named, "TORCH_EXTENSIONS_DIR")
 
     return load(*args, **kwargs)
 
@@ -82,4 +82,4 @@ def run_ninja_build(wrapped: Callable[..., Any], instance: Any, args: Any, kwarg
     """_run_ninja_build: says what to install if there is no compiler, or no Python.h."""
     if compiles.current.is_planning:
         return None
-    return loads.explain_build(wrapped, args, kwargs, "the extension is compiled with it", language="C++")
+    return load_errors.explain_build(wrapped, args, kwargs, "the extension is compiled with it", language="C++")

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from safecache.code import kept_code, sources
-from safecache.files import filesystem
+from safecache.built_code import kept_code, sources
+from safecache.fs import filesystem
 from safecache.patching.hook import verifier
 from safecache.places.layout import CodeFile
 from safecache.places.refs import Ref
@@ -29,11 +29,11 @@ __all__ = [
     "cutedsl_set",
     "dump_ir",
     "fail_write",
-    "identity",
+    "find_reachable_path",
+    "identify_file",
     "load_ir",
     "load_object",
     "name_object",
-    "reachable_path",
     "settle_object",
 ]
 
@@ -46,7 +46,7 @@ __all__ = [
 )
 def cutedsl_dir(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Path:
     """cutedsl_cache._cache_dir, or a directory of this process alone if others can write there."""
-    return reachable_path(wrapped(*args, **kwargs))
+    return find_reachable_path(wrapped(*args, **kwargs))
 
 
 @verifier(
@@ -68,7 +68,7 @@ def cutedsl_get(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: A
         device_capability: Any = None,
     ) -> Any:
         if (runtime_key, device_index) not in mem_cache:
-            path = _cutedsl_path(module_path, config_key, runtime_key, device_index, device_capability)
+            path = _find_cutedsl_path(module_path, config_key, runtime_key, device_index, device_capability)
             try:
                 settle_object(path, path)
             except Immovable:
@@ -100,8 +100,8 @@ def cutedsl_set(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: A
         device_index: int = 0,
         device_capability: Any = None,
     ) -> None:
-        path = _cutedsl_path(module_path, config_key, runtime_key, device_index, device_capability)
-        before = identity(path)
+        path = _find_cutedsl_path(module_path, config_key, runtime_key, device_index, device_capability)
+        before = identify_file(path)
         try:
             wrapped(mem_cache, module_path, config_key, runtime_key, compiled_fn, device_index, device_capability)
             attest_if_new(path, before, path)
@@ -123,7 +123,7 @@ def load_object(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: A
     """
 
     def load(file_path: str, *rest: Any, **named: Any) -> None:
-        wrapped(sources.load_path(file_path, is_built=False), *rest, **named)
+        wrapped(sources.find_load_path(file_path, is_built=False), *rest, **named)
 
     load(*args, **kwargs)
 
@@ -144,9 +144,9 @@ def load_ir(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) 
     """
 
     def load(dsl_name: str, file: str, path: str | None = None, **named: Any) -> Any:
-        ir = _ir_path(dsl_name, file, path)
+        ir = _find_ir_path(dsl_name, file, path)
         try:
-            _settle(name_object(ir, ir))
+            _settle_file(name_object(ir, ir))
         except Immovable:
             return None
         return wrapped(dsl_name, file, os.path.dirname(ir), **named)
@@ -173,7 +173,7 @@ def dump_ir(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) 
         path: str | None = None,
         bytecode_writer: Callable[[Any], None] | None = None,
     ) -> None:
-        ir = _ir_path(dsl_name, file, path)
+        ir = _find_ir_path(dsl_name, file, path)
 
         def write(target: Any) -> None:
             made = io.BytesIO()
@@ -189,24 +189,24 @@ def dump_ir(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) 
     dump(*args, **kwargs)
 
 
-def _ir_path(dsl_name: str, file: str, path: str | None) -> str:
+def _find_ir_path(dsl_name: str, file: str, path: str | None) -> str:
     directory = path or sys.modules["cutlass.base_dsl.cache_helpers"].get_default_generated_ir_path(dsl_name)
-    return os.path.join(sources.reachable(os.path.abspath(directory)), f"{dsl_name.lower()}_{file}.mlir")
+    return os.path.join(sources.secure_cache(os.path.abspath(directory)), f"{dsl_name.lower()}_{file}.mlir")
 
 
-def _cutedsl_path(*key: Any) -> str:
+def _find_cutedsl_path(*key: Any) -> str:
     module = sys.modules["torch._inductor.runtime.cutedsl_cache"]
     return os.path.join(module._cache_dir(), f"{module._make_disk_key(*key)}.o")
 
 
-def reachable_path(directory: Any) -> Path:
+def find_reachable_path(directory: Any) -> Path:
     """Return the directory, or one of this process alone if others can write there."""
-    return Path(sources.reachable(str(directory)))
+    return Path(sources.secure_cache(str(directory)))
 
 
-def identity(path: str) -> list[int] | None:
+def identify_file(path: str) -> list[int] | None:
     """Return what tells one file of this name from the next, or None if there is none."""
-    return filesystem.identity(os.lstat(path)) if os.path.lexists(path) else None
+    return filesystem.get_identity(os.lstat(path)) if os.path.lexists(path) else None
 
 
 def settle_object(path: str, key: str) -> bool:
@@ -216,9 +216,9 @@ def settle_object(path: str, key: str) -> bool:
     EntryRefusedError in strict mode, and Immovable, reported, if the object cannot be quarantined.
     """
     file = name_object(path, key)
-    if _settle(file):
+    if _settle_file(file):
         return True
-    ref = _kept_ref(key)
+    ref = _find_kept_ref(key)
     found = None if ref is None else kept_code.fetch(ref)
     if found is None:
         return False
@@ -232,11 +232,11 @@ def settle_object(path: str, key: str) -> bool:
 
 def name_object(path: str, key: str) -> CodeFile:
     """Return the object as a CodeFile of ``key``: its path alone may state neither its sources nor their versions."""
-    root = os.path.realpath(os.path.dirname(path))  # load_path() knows it by that
+    root = os.path.realpath(os.path.dirname(path))  # find_load_path() knows it by that
     return CodeFile(os.path.join(root, os.path.basename(path)), root, name="" if key == path else key)
 
 
-def _settle(file: CodeFile) -> bool:
+def _settle_file(file: CodeFile) -> bool:
     try:
         return sources.settle_side_file(file.path, file.root, name=file.name)
     except Immovable as error:
@@ -255,16 +255,16 @@ def fail_write(path: str, error: OSError, variable: str = "TORCHINDUCTOR_CACHE_D
 
 def attest_if_new(path: str, before: list[int] | None, key: str) -> None:
     """Attest the object, if it is not the one whose identity was ``before``, and keep a copy by ``key``."""
-    after = identity(path)
+    after = identify_file(path)
     if after is not None and after != before:
         digest = gate.digest_file(path)
         gate.attest_file(name_object(path, key), digest=digest)
-        ref = _kept_ref(key)
+        ref = _find_kept_ref(key)
         if ref is not None:
             kept_code.keep(ref, path, digest)
 
 
-def _kept_ref(key: str) -> Ref | None:
+def _find_kept_ref(key: str) -> Ref | None:
     """Return None as long as nothing says which GPU CuTe DSL compiles for."""
-    gpu = config.environment().get("CUTE_DSL_ARCH") or provenance.describe()["gpu"]
+    gpu = config.get_environment().get("CUTE_DSL_ARCH") or provenance.describe()["gpu"]
     return kept_code.locate(f"{gpu}/{key}", ".o") if gpu else None

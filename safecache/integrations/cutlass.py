@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
-from safecache.files import private_directory
+from safecache.fs import private_directory
 from safecache.patching.hook import verifier
 
 __all__ = ["fetch_ops", "try_import_cutlass"]
@@ -48,5 +48,5 @@ def try_import_cutlass(wrapped: Callable[..., Any], instance: Any, args: Any, kw
     They go into this process's private directory instead: else whoever can write to the cache could add modules.
     """
     module = sys.modules["torch._inductor.codegen.cutlass.utils"]
-    with mock.patch.object(module, "cache_dir", private_directory.process_directory):
+    with mock.patch.object(module, "cache_dir", private_directory.get_process_directory):
         return wrapped(*args, **kwargs)

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from safecache.code import device_kernels
+from safecache.built_code import device_kernels
 from safecache.patching.hook import verifier
 from safecache.settings import config
 

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from safecache import compiles, loads
+from safecache import compiles, load_errors
 from safecache.entries import artifacts, saving, searches
 from safecache.errors import RefusedArtifactError
 from safecache.integrations.pickle_module import SealingPickle
@@ -63,16 +63,15 @@ def deserialize(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: A
     """AOTCompiledFunction.deserialize. Raises RefusedArtifactError, in default mode too; vLLM then compiles again."""
 
     def load(data: bytes, *rest: Any, **named: Any) -> Any:
-        return _loaded(Kind.AOT_FUNCTION, data, _name, lambda: wrapped(data, *rest, **named))
+        def find_name() -> str:
+            return compiles.current.origin or compiles.name_current()
+
+        return _load_verified(Kind.AOT_FUNCTION, data, find_name, lambda: wrapped(data, *rest, **named))
 
     return load(*args, **kwargs)
 
 
-def _name() -> str:
-    return compiles.current.origin or compiles.name_current()
-
-
-def _loaded(kind: Kind, data: bytes, name: Callable[[], str], load: Callable[[], Any]) -> Any:
+def _load_verified(kind: Kind, data: bytes, name: Callable[[], str], load: Callable[[], Any]) -> Any:
     """Verify the bytes, and return what ``load`` makes of them. Counts as a lookup, except within a model's load."""
     if searches.is_under_way(Kind.AOT_MODEL):
         artifacts.require(kind, data)
@@ -82,9 +81,9 @@ def _loaded(kind: Kind, data: bytes, name: Callable[[], str], load: Callable[[],
         try:
             loaded = load()
         except Exception as error:
-            search.unloadable(error)
+            search.end_as_unloadable(error)
             raise
-        search.hit()
+        search.end_as_hit()
         return loaded
 
 
@@ -109,7 +108,7 @@ def deserialize_model(wrapped: Callable[..., Any], instance: Any, args: Any, kwa
 
     def load(model: Any, data: bytes, **named: Any) -> Any:
         name = f"{type(model).__module__}.{type(model).__qualname__}"
-        return _loaded(Kind.AOT_MODEL, data, lambda: name, lambda: wrapped(model, data, **named))
+        return _load_verified(Kind.AOT_MODEL, data, lambda: name, lambda: wrapped(model, data, **named))
 
     return load(*args, **kwargs)
 
@@ -124,10 +123,10 @@ class _GraphPickle(SealingPickle):
         try:
             content = super().dumps(obj, *args, **kwargs)
         except Exception as error:
-            said = saving.why_unpicklable(obj, "graph")
+            said = saving.explain_unpicklable(obj, "graph")
             if not said:
                 raise
-            raise loads.appended(error, said) from error
+            raise load_errors.append_text(error, said) from error
         return saving.seal_payload(content, Kind.AOT_GRAPH)
 
     def loads(self, data: bytes, *args: Any, **kwargs: Any) -> Any:
@@ -184,10 +183,10 @@ def write_package(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs:
         if saving.can_seal(Kind.DYNAMO_PACKAGE):
             main = cache_entry.dynamo.codes[0]
             of = {_FUNCTION: provenance.digest_code(main.python_code, of=main.python_module, line=True)}
-            ref = Ref(Kind.DYNAMO_PACKAGE, _package_key(path))
+            ref = Ref(Kind.DYNAMO_PACKAGE, _name_package(path))
             with saving.guard_save(ref, cache_entry, also=of):
                 wrapped(cache_entry, path)
-                directories.propagate_file(CodeFile(_package_file(instance, path), kind=ref.kind), key=ref.key)
+                directories.propagate_file(CodeFile(_locate_package(instance, path), kind=ref.kind), key=ref.key)
 
     save(*args, **kwargs)
 
@@ -204,10 +203,10 @@ def read_package(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: 
         with artifacts.raise_on_refusal(), events.propagate_strict():
             if compiles.current.pinned is not None:
                 return wrapped(path)
-            content = artifacts.read(Ref(Kind.DYNAMO_PACKAGE, _package_key(path)), _package_file(instance, path))
+            content = artifacts.read(Ref(Kind.DYNAMO_PACKAGE, _name_package(path)), _locate_package(instance, path))
             if content is None:
-                raise RefusedArtifactError(f"safecache: {events.refusals()[-1]}")
-            with compiles.scope(pinned=(Kind.DYNAMO_PACKAGE, content)):
+                raise RefusedArtifactError(f"safecache: {events.list_refusals()[-1]}")
+            with compiles.override_scope(pinned=(Kind.DYNAMO_PACKAGE, content)):
                 return wrapped(path)
 
     return load(*args, **kwargs)
@@ -225,30 +224,30 @@ def load_package(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: 
         key = sys.modules["torch._dynamo.package"].CompilePackage.source_id_from_fn(fn)
         with events.propagate_strict():
             root = os.path.dirname(instance.path_prefix())
-            content = artifacts.read(Ref(Kind.DYNAMO_PACKAGE, _package_key(key), root), _package_file(instance, key))
-            if content is None or (content and not _is_of(fn, key, content, _package_file(instance, key))):
+            content = artifacts.read(Ref(Kind.DYNAMO_PACKAGE, _name_package(key), root), _locate_package(instance, key))
+            if content is None or (content and not _is_of_function(fn, key, content, _locate_package(instance, key))):
                 return None
-            with compiles.scope(pinned=(Kind.DYNAMO_PACKAGE, content)):
+            with compiles.override_scope(pinned=(Kind.DYNAMO_PACKAGE, content)):
                 found = wrapped(fn)
-            return None if found is None or _is_crashing(found, _package_file(instance, key), root) else found
+            return None if found is None or _is_crashing(found, _locate_package(instance, key), root) else found
 
     return find(*args, **kwargs)
 
 
 def _is_crashing(package: Any, path: str, root: str) -> bool:
     """Tell whether processes have died of a graph in it; reported, if so. Torch fails if it does not load later."""
-    found = (artifacts.load_refusal(getattr(each, "content", None), root) for each in package.backends.values())
+    found = (artifacts.find_load_refusal(getattr(each, "content", None), root) for each in package.backends.values())
     refusal = next(filter(None, found), None)
     if refusal is not None:
         report.refuse(refusal, Kind.DYNAMO_PACKAGE, path, "Recompiling the function.")
     return refusal is not None
 
 
-def _is_of(fn: Callable[..., Any], key: str, content: bytes, path: str) -> bool:
+def _is_of_function(fn: Callable[..., Any], key: str, content: bytes, path: str) -> bool:
     """Tell whether the entry is of this very function: torch's key is only its name and first line, in any file."""
     innermost = sys.modules["torch._dynamo.eval_frame"].innermost_fn(fn)
     here = provenance.digest_code(innermost.__code__, of=innermost.__module__, line=True)
-    there = artifacts.sealed_provenance(Kind.DYNAMO_PACKAGE, _package_key(key), content).get(_FUNCTION)
+    there = artifacts.read_sealed_provenance(Kind.DYNAMO_PACKAGE, _name_package(key), content).get(_FUNCTION)
     if there == here:
         return True
     evidence = "it is of another function of the same name, in the same line" if there else "it does not say of which"
@@ -259,11 +258,11 @@ def _is_of(fn: Callable[..., Any], key: str, content: bytes, path: str) -> bool:
     return False
 
 
-def _package_key(path: str) -> str:
+def _name_package(path: str) -> str:
     return os.path.basename(os.path.normpath(path))
 
 
-def _package_file(store: Any, path: str) -> str:
+def _locate_package(store: Any, path: str) -> str:
     return os.path.join(store.path_prefix(), path, "entry")
 
 
@@ -276,7 +275,7 @@ def get_local_code_state(wrapped: Callable[..., Any], instance: Any, args: Any, 
     """get_local_code_state: a refused profile is a miss."""
 
     def get(cache_key: str) -> Any:
-        path = _pgo().code_state_path(cache_key)
+        path = _get_pgo().code_state_path(cache_key)
         if path is None:
             return wrapped(cache_key)
         with events.propagate_strict():
@@ -284,7 +283,7 @@ def get_local_code_state(wrapped: Callable[..., Any], instance: Any, args: Any, 
             content = artifacts.read(Ref(Kind.PGO_STATE, cache_key, root), path)
             if content is None:
                 return None
-            with compiles.scope(pinned=(Kind.PGO_STATE, content)):
+            with compiles.override_scope(pinned=(Kind.PGO_STATE, content)):
                 return wrapped(cache_key)
 
     return get(*args, **kwargs)
@@ -299,11 +298,11 @@ def get_local_code_state(wrapped: Callable[..., Any], instance: Any, args: Any, 
 def lookup_remote_cache_entry(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
     """lookup_remote_cache_entry: a refused profile is a miss."""
 
-    def lookup(remote_cache: Any, *rest: Any, **named: Any) -> Any:
+    def look_up_entry(remote_cache: Any, *rest: Any, **named: Any) -> Any:
         with events.propagate_strict():
             return wrapped(artifacts.VerifiedRemote(remote_cache, Kind.PGO_STATE), *rest, **named)
 
-    return lookup(*args, **kwargs)
+    return look_up_entry(*args, **kwargs)
 
 
 @verifier(
@@ -317,7 +316,7 @@ def put_local_code_state(wrapped: Callable[..., Any], instance: Any, args: Any, 
 
     def put(cache_key: str) -> None:
         wrapped(cache_key)
-        path = _pgo().code_state_path(cache_key)
+        path = _get_pgo().code_state_path(cache_key)
         if path is not None:
             directories.propagate_file(CodeFile(path, kind=Kind.PGO_STATE), key=cache_key)
 
@@ -335,11 +334,11 @@ def put_code_state(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs
 
     def put(cache_key: str, *rest: Any, **named: Any) -> None:
         if saving.can_seal(Kind.PGO_STATE):
-            with saving.guard_save(Ref(Kind.PGO_STATE, cache_key), _pgo()._CODE_STATE):
+            with saving.guard_save(Ref(Kind.PGO_STATE, cache_key), _get_pgo()._CODE_STATE):
                 wrapped(cache_key, *rest, **named)
 
     put(*args, **kwargs)
 
 
-def _pgo() -> Any:
+def _get_pgo() -> Any:
     return sys.modules["torch._dynamo.pgo"]

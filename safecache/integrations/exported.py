@@ -12,7 +12,7 @@ from typing import Any
 
 import wrapt
 
-from safecache.code import restricted
+from safecache.built_code import restricted
 from safecache.patching.hook import IMPORTLIB_MODULE, PICKLE_MODULE, SYMPY_MODULE, TORCH_MODULE, verifier
 
 __all__ = [
@@ -47,13 +47,13 @@ def load_pt2(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any)
 
     Raises EntryRefusedError, in default mode too, since there is nothing to recompile.
     """
-    from safecache.code import packages
+    from safecache.built_code import packages
 
     if not args and "f" not in kwargs:
         return wrapped(*args, **kwargs)  # raises the error for the missing argument
     name, rest, named = (args[0], args[1:], kwargs) if args else (kwargs["f"], (), kwargs)
     named = {each: value for each, value in named.items() if each != "f"}
-    with packages.admitted_program(name) as place:
+    with packages.admit_program(name) as place:
         return wrapped(place, *rest, **named)
 
 
@@ -72,7 +72,7 @@ def deserialize_artifact(wrapped: Callable[..., Any], instance: Any, args: Any, 
         torch: Any = sys.modules["torch"]
         found = _load_weights(lambda: torch.load(io.BytesIO(serialized), weights_only=True))
         if not isinstance(found, (tuple, dict)):
-            raise _refuse(f"a {type(found).__name__}")
+            raise _make_refusal(f"a {type(found).__name__}")
         return found
 
     return deserialize(*args, **kwargs)
@@ -92,9 +92,9 @@ def deserialize_program(wrapped: Callable[..., Any], instance: Any, args: Any, k
             try:
                 found = restricted.find_code(exported_program)
             except Exception as error:
-                raise _refuse("a malformed program") from error
+                raise _make_refusal("a malformed program") from error
             if found:
-                raise _refuse(found)
+                raise _make_refusal(found)
         return wrapped(exported_program, *rest, **named)
 
     return deserialize(*args, **kwargs)
@@ -116,14 +116,14 @@ class _Torch(wrapt.ObjectProxy[Any]):
 
 class _Bindings(wrapt.ObjectProxy[Any]):
     def _pickle_load_obj(self, *_: Any) -> Any:
-        raise _refuse("a script object")
+        raise _make_refusal("a script object")
 
 
 class _Pickle(wrapt.ObjectProxy[Any]):
     def loads(self, *args: Any, **kwargs: Any) -> Any:
         """Call pickle.loads, unless a restricted archive is read: that is refused."""
         if restricted.is_on():
-            raise _refuse("a pickle")
+            raise _make_refusal("a pickle")
         return self.__wrapped__.loads(*args, **kwargs)
 
 
@@ -133,7 +133,7 @@ class _Sympy(wrapt.ObjectProxy[Any]):
         is_made = isinstance(expression, self.__wrapped__.Basic)
         functions = kwargs.get("locals") or {}
         if restricted.is_on() and not is_made and not restricted.is_plain_expression(str(expression), functions):
-            raise _refuse("an expression")
+            raise _make_refusal("an expression")
         return self.__wrapped__.sympify(expression, *args, **kwargs)
 
 
@@ -141,7 +141,7 @@ class _Importlib(wrapt.ObjectProxy[Any]):
     def import_module(self, name: str, *args: Any, **kwargs: Any) -> Any:
         """Import the module of a class that a tree of inputs has in it; of a restricted archive, only builtins."""
         if restricted.is_on() and name != "builtins":
-            raise _refuse(f"a class of the module {name[:100]}")
+            raise _make_refusal(f"a class of the module {name[:100]}")
         return self.__wrapped__.import_module(name, *args, **kwargs)
 
 
@@ -196,10 +196,10 @@ def _load_weights(load: Callable[[], Any]) -> Any:
     try:
         return load()
     except Exception as error:
-        raise _refuse("a pickle") from error
+        raise _make_refusal("a pickle") from error
 
 
-def _refuse(what: str) -> Exception:
-    from safecache.code import packages
+def _make_refusal(what: str) -> Exception:
+    from safecache.built_code import packages
 
     return packages.refuse(what)

@@ -14,9 +14,9 @@ from typing import Any
 from unittest import mock
 
 from safecache import compiles
-from safecache.code import extension_builds, kept_code, lock_guards, ninja_builds, sources
-from safecache.code.ninja_builds import Build
-from safecache.files import ownership, private_directory
+from safecache.built_code import extension_builds, kept_code, lock_guards, ninja_builds, sources
+from safecache.built_code.ninja_builds import Build
+from safecache.fs import ownership, private_directory
 from safecache.integrations import cute_dsl
 from safecache.patching.hook import PATH, hook, verifier
 from safecache.places.layout import CodeFile
@@ -75,10 +75,10 @@ class _Workspace(type(Path())):  # type: ignore[misc]
 def writable_workspace(path: Path, *, enabled: Callable[[], bool]) -> Path:
     """The workspace, or a directory of this process if its log cannot be written; what is built lies elsewhere."""
     log = path / "flashinfer_jit.log"
-    is_usable = directory_faults.objection(str(path)) is None and (
+    is_usable = directory_faults.find_objection(str(path)) is None and (
         not log.exists() or os.access(log, os.W_OK, effective_ids=True)
     )
-    workspace = _Workspace(path if is_usable else Path(private_directory.process_directory(), "flashinfer"))
+    workspace = _Workspace(path if is_usable else Path(private_directory.get_process_directory(), "flashinfer"))
     workspace.__wrapped__ = path
     return workspace
 
@@ -126,16 +126,16 @@ def load_attested(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs:
     loaded = wrapped(*args, **kwargs)
     if (
         loaded is not None
-        or config.environment().get("FLASHINFER_DISABLE_JIT")
+        or config.get_environment().get("FLASHINFER_DISABLE_JIT")
         or not os.path.exists(instance.jit_library_path)
     ):
         return loaded
     try:
-        with compiles.scope(is_planning=True):
+        with compiles.override_scope(is_planning=True):
             instance.write_ninja()
     except Immovable:
         return None  # build_and_load() then builds in another directory
-    return instance.load() if _build_of(str(instance.ninja_path)).is_attested() else None
+    return instance.load() if _plan_build(str(instance.ninja_path)).is_attested() else None
 
 
 @verifier(
@@ -200,7 +200,7 @@ def run_ninja(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
     def run(workdir: Any, ninja_file: Any, *rest: Any, **named: Any) -> None:
         lines = _texts.now[str(ninja_file)].splitlines()
         several = [line.removeprefix("subninja ") for line in lines if line.startswith("subninja ")]
-        builds = [_build_of(path) for path in several or [str(ninja_file)]]
+        builds = [_plan_build(path) for path in several or [str(ninja_file)]]
         directory = os.path.realpath(workdir)
         extension_builds.run_ninja(
             builds, directory, lambda: wrapped(workdir, ninja_file, *rest, **named), is_exclusive=True
@@ -209,9 +209,9 @@ def run_ninja(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
     run(*args, **kwargs)
 
 
-def _build_of(ninja_file: str) -> Build:
+def _plan_build(ninja_file: str) -> Build:
     """The build of the module whose build.ninja, written or not, lies there."""
-    return ninja_builds.plan(ninja_file, _texts.now[ninja_file])
+    return ninja_builds.plan_build(ninja_file, _texts.now[ninja_file])
 
 
 @verifier(
@@ -234,7 +234,7 @@ def open_library(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: 
     """setup_cubin_loader: verifies a library that lies in a cache. Raises EntryRefusedError, in default mode too."""
 
     def open_verified(dll_path: str) -> None:
-        wrapped(sources.load_path(dll_path, is_built=True))
+        wrapped(sources.find_load_path(dll_path, is_built=True))
 
     open_verified(*args, **kwargs)
 
@@ -270,19 +270,19 @@ def _compile_once(path: str, make: Callable[[], Any]) -> Any:
     One that nothing attests is quarantined before, and a new one attested, unless others can write there. Raises
     EntryRefusedError in strict mode, and Immovable for one that cannot be quarantined.
     """
-    before = cute_dsl.identity(path) if _settle(path) else None
+    before = cute_dsl.identify_file(path) if _settle_file(path) else None
     made = make()
     _attest_if_new(path, before)
     return made
 
 
-def _settle(path: str) -> bool:
+def _settle_file(path: str) -> bool:
     return sources.settle_side_file(path, os.path.dirname(path))
 
 
 def _attest_if_new(path: str, before: list[int] | None) -> None:
     directory = os.path.dirname(path)
-    if cute_dsl.identity(path) not in (None, before) and ownership.why_not_private(directory) is None:
+    if cute_dsl.identify_file(path) not in (None, before) and ownership.find_exposure(directory) is None:
         gate.attest_file(CodeFile(path, directory), digest=gate.digest_file(path))
 
 
@@ -321,7 +321,7 @@ def compile_alphamoe(wrapped: Callable[..., Any], instance: Any, args: Any, kwar
 
 def _compile_several(directory: Path, pattern: str, make: Callable[[], Any]) -> Any:
     """Do what _compile_once() does for each file of ``pattern`` below ``directory``."""
-    before = {path: cute_dsl.identity(str(path)) for path in directory.glob(pattern) if _settle(str(path))}
+    before = {path: cute_dsl.identify_file(str(path)) for path in directory.glob(pattern) if _settle_file(str(path))}
     made = make()
     for path in directory.glob(pattern):
         _attest_if_new(str(path), before.get(path))
@@ -336,7 +336,7 @@ def _compile_several(directory: Path, pattern: str, make: Callable[[], Any]) -> 
 def assemble_kda(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
     """_cubin of KDA: the cubins are verified. Raises as _compile_once() does."""
     default = sys.modules["flashinfer.jit.env"].FLASHINFER_JIT_DIR / "kda_ptx"
-    directory = Path(config.environment().get("FLASHINFER_KDA_PTX_CACHE_DIR", default))
+    directory = Path(config.get_environment().get("FLASHINFER_KDA_PTX_CACHE_DIR", default))
     return _compile_several(directory, "*.cubin", partial(wrapped, *args, **kwargs))
 
 
@@ -346,7 +346,7 @@ def assemble_kda(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: 
 )
 def build_loader(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
     """_build of b12x's loader, and _load of that for GPUDirect: what is imported is verified. Raises as above."""
-    cache = Path(config.environment().get("XDG_CACHE_HOME", Path.home() / ".cache"))
+    cache = Path(config.get_environment().get("XDG_CACHE_HOME", Path.home() / ".cache"))
     return _compile_several(cache / "b12x", "*/*/*.so", wrapped)
 
 
@@ -356,9 +356,9 @@ def load_kda(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any)
 
     Raises EntryRefusedError in strict mode, and Immovable for one that cannot be quarantined.
     """
-    directory = cute_dsl.reachable_path(instance.path.parent)
+    directory = cute_dsl.find_reachable_path(instance.path.parent)
     instance.path, instance.meta_path = directory / instance.path.name, directory / instance.meta_path.name
-    _settle(str(instance.path))
+    _settle_file(str(instance.path))
     return wrapped()
 
 
@@ -376,7 +376,7 @@ def build_kda(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
 def build_proxy(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Path:
     """_build of the RoCE proxy, which ctypes opens: the library is verified. Raises as _compile_once() does."""
     module = sys.modules["b12x.comm.roce._proxy"]
-    directory = cute_dsl.reachable_path(module._cache_dir())
+    directory = cute_dsl.find_reachable_path(module._cache_dir())
     name = f"roce_proxy-{hashlib.sha256(module._SOURCE.read_bytes()).hexdigest()[:16]}.so"
     with _replacing.now, mock.patch.object(module, "_cache_dir", lambda: directory):
         return Path(_compile_once(str(directory / name), wrapped))
@@ -391,7 +391,7 @@ def init_sparse(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: A
     """JITPersistentCache.__init__: in a directory of this process alone if others can write there."""
 
     def init(cache_path: Path) -> None:
-        wrapped(cute_dsl.reachable_path(cache_path))
+        wrapped(cute_dsl.find_reachable_path(cache_path))
 
     init(*args, **kwargs)
 
@@ -405,7 +405,7 @@ def load_sparse(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: A
     """JITPersistentCache._try_load_from_storage: the library is verified. Raises as load_kda() does."""
 
     def load(key: Any) -> bool:
-        _settle(_library_of(instance, key))
+        _settle_file(_find_library(instance, key))
         return bool(wrapped(key))
 
     return load(*args, **kwargs)
@@ -420,12 +420,12 @@ def keep_sparse(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: A
     """JITPersistentCache._try_export_to_storage: the library is attested. Raises as _compile_once() does."""
 
     def keep(key: Any, fn: Any) -> None:
-        _compile_once(_library_of(instance, key), partial(wrapped, key, fn))
+        _compile_once(_find_library(instance, key), partial(wrapped, key, fn))
 
     keep(*args, **kwargs)
 
 
-def _library_of(cache: Any, key: Any) -> str:
+def _find_library(cache: Any, key: Any) -> str:
     return str(cache.cache_path / f"{cache._key_to_hash(key)}.so")
 
 
@@ -441,10 +441,10 @@ _OBJECT = "FlashInfer loads whatever object lies in its workspace if a text besi
 def cute_init(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> None:
     """JitSpecCuteDsl.__init__: its module's directory is one of this process alone if others can write there."""
     wrapped(*args, **kwargs)
-    _move(instance, cute_dsl.reachable_path(instance.module_dir))
+    _move_spec(instance, cute_dsl.find_reachable_path(instance.module_dir))
 
 
-def _move(spec: Any, directory: Path) -> None:
+def _move_spec(spec: Any, directory: Path) -> None:
     spec.module_dir, spec.object_path = directory, directory / spec.object_path.name
 
 
@@ -466,18 +466,18 @@ def cute_load(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
     """
     module, path, meta = instance.module_dir, str(instance.object_path), instance.meta_path
     expected = json.dumps(instance.expected_meta, indent=2)
-    is_current = not module.exists() or sources.text_at(str(meta)) == expected
+    is_current = not module.exists() or sources.read_unverified_text(str(meta)) == expected
     try:
         if not is_current:
             sources.settle_side_file(path, str(module))
-        elif cute_dsl.settle_object(path, _key_of(instance)) and not meta.exists():
+        elif cute_dsl.settle_object(path, _make_key(instance)) and not meta.exists():
             entry_files.publish(str(meta), expected.encode(), str(module))
     except Immovable:
-        _move(instance, Path(sources.replace_cache(str(module))))
+        _move_spec(instance, Path(sources.replace_cache(str(module))))
     return wrapped(*args, **kwargs)
 
 
-def _key_of(spec: Any) -> str:
+def _make_key(spec: Any) -> str:
     return json.dumps(["flashinfer", spec.module_dir_name, spec.kernel_name, spec.symbol, spec.expected_meta])
 
 
@@ -500,6 +500,6 @@ def cute_build(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: An
 def cute_export(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> None:
     """JitSpecCuteDsl._export: attests the object."""
     path = str(instance.object_path)
-    before = cute_dsl.identity(path)
+    before = cute_dsl.identify_file(path)
     wrapped(*args, **kwargs)
-    cute_dsl.attest_if_new(path, before, _key_of(instance))
+    cute_dsl.attest_if_new(path, before, _make_key(instance))

@@ -7,8 +7,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from safecache.code import sources
-from safecache.files import ownership, private_directory
+from safecache.built_code import sources
+from safecache.fs import ownership, private_directory
 from safecache.patching.hook import verifier
 from safecache.settings import config
 
@@ -31,7 +31,7 @@ def flydsl_dir(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: An
     wanted, ours = config.library_directory(_VARIABLE)
     if sources.is_private(wanted or str(sys.modules["torch._inductor.runtime.flydsl_cache"]._cache_dir())):
         return str(wrapped())
-    if not ours or ownership.why_not_private(os.path.dirname(wanted)) is not None:
-        wanted = os.path.join(private_directory.process_directory(), "flydsl_compile_cache")
+    if not ours or ownership.find_exposure(os.path.dirname(wanted)) is not None:
+        wanted = os.path.join(private_directory.get_process_directory(), "flydsl_compile_cache")
         config.set_library_directory(_VARIABLE, wanted)
     return wanted

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from safecache import compiles
-from safecache.code import generated, library_builds
+from safecache.built_code import generated, library_builds
 from safecache.patching.hook import hook, verifier
 from safecache.tiers import fallback
 
@@ -36,7 +36,7 @@ def write(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) ->
 
     def write_source(content: str | bytes, *rest: Any, **named: Any) -> Any:
         if "specified_dir" in named:
-            named["specified_dir"] = generated.header_directory(named["specified_dir"])
+            named["specified_dir"] = generated.find_header_directory(named["specified_dir"])
         name, path = generated.put(lambda: wrapped(content, *rest, **named), content)
         library_builds.current_build().note_source(path)
         return name, path
@@ -113,7 +113,7 @@ def reload_python_module(wrapped: Callable[..., Any], instance: Any, args: Any, 
     """_reload_python_module: executes the verified source. Raises EntryRefusedError if nothing attests it."""
 
     def reload(key: str, path: str, *rest: Any, **named: Any) -> Any:
-        module = wrapped(key, generated.read(path, key), *rest, **named)
+        module = wrapped(key, generated.admit_source(path, key), *rest, **named)
         module.__file__ = path
         return module
 
@@ -131,7 +131,7 @@ def worker_compile_cpp(wrapped: Callable[..., Any], instance: Any, args: Any, kw
     def compile(lock_path: str, cpp_builders: Sequence[Any]) -> Any:
         if library_builds.are_attested(builder.get_target_file_path() for builder in cpp_builders):
             return None
-        with compiles.scope(build=library_builds.Build(verifies=True), lock_guard=None):
+        with compiles.override_scope(build=library_builds.Build(verifies=True), lock_guard=None):
             return wrapped(lock_path, cpp_builders)
 
     return compile(*args, **kwargs)

@@ -10,8 +10,8 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from safecache.code import generated, sources
-from safecache.files import ownership
+from safecache.built_code import generated, sources
+from safecache.fs import ownership
 from safecache.patching.hook import verifier
 from safecache.places.layout import CodeFile
 from safecache.reporting.kinds import Reason
@@ -37,8 +37,8 @@ def generate_halide(wrapped: Callable[..., Any], instance: Any, args: Any, kwarg
         codecache = sys.modules["torch._inductor.codecache"]
         key = codecache.code_hash(source_code, extra=repr((instance.config_hash(), meta)))
         directory = codecache.get_path(key, "halide")[2]
-        _keep_to_ourselves(generated.root_of(directory))
-        _settle(directory, _KERNEL)
+        _require_private_root(generated.find_root(directory))
+        _settle_files(directory, _KERNEL)
         return wrapped(meta, source_code, *rest, **named)
 
     return fallback.attempt(lambda: start(*args, **kwargs))
@@ -57,7 +57,7 @@ def build_halide_runtime(wrapped: Callable[..., Any], instance: Any, args: Any, 
     codecache = sys.modules["torch._inductor.codecache"]
     base = codecache.default_cache_dir() if instance._standalone_runtime_path else codecache.cache_dir()
     for directory in glob.glob(os.path.join(glob.escape(base), "halide-runtime-*")):
-        _settle(directory, (_RUNTIME,))
+        _settle_files(directory, (_RUNTIME,))
     return wrapped(*args, **kwargs)
 
 
@@ -69,10 +69,10 @@ def build_halide_runtime(wrapped: Callable[..., Any], instance: Any, args: Any, 
 def halide_work(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> None:
     """_worker_task_halide: attests what the first job, another process, has made before it is linked."""
 
-    def do(lockfile: str, jobs: Sequence[Any]) -> None:
-        wrapped(lockfile, [*jobs[:1], functools.partial(_keep, os.path.dirname(lockfile), _KERNEL), *jobs[1:]])
+    def run_jobs(lockfile: str, jobs: Sequence[Any]) -> None:
+        wrapped(lockfile, [*jobs[:1], functools.partial(_attest_files, os.path.dirname(lockfile), _KERNEL), *jobs[1:]])
 
-    do(*args, **kwargs)
+    run_jobs(*args, **kwargs)
 
 
 @verifier(
@@ -83,37 +83,37 @@ def halide_work(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: A
 def touch_halide(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> None:
     """touch, by which torch marks the runtime as built: attests the runtime first."""
 
-    def make(filename: str) -> None:
-        _keep(os.path.dirname(filename), (_RUNTIME,))
+    def touch_file(filename: str) -> None:
+        _attest_files(os.path.dirname(filename), (_RUNTIME,))
         wrapped(filename)
 
-    make(*args, **kwargs)
+    touch_file(*args, **kwargs)
 
 
-def _keep(directory: str, names: Sequence[str]) -> None:
+def _attest_files(directory: str, names: Sequence[str]) -> None:
     for path in (os.path.join(directory, name) for name in names):
         if os.path.lexists(path):
-            gate.attest_file(CodeFile(path, _root(directory)))
+            gate.attest_file(CodeFile(path, _find_root(directory)))
 
 
-def _settle(directory: str, names: Sequence[str]) -> None:
+def _settle_files(directory: str, names: Sequence[str]) -> None:
     """Have the files of these names built again, unless each of them exists and is attested."""
-    done, root = os.path.join(directory, _DONE), _root(directory)
+    done, root = os.path.join(directory, _DONE), _find_root(directory)
     if os.path.lexists(done) and not all(
         sources.settle_side_file(os.path.join(directory, name), root) for name in names
     ):
         entry_files.quarantine(done, root, Reason.UNSEALED)
 
 
-def _root(directory: str) -> str:
+def _find_root(directory: str) -> str:
     # The runtime can lie in the default cache directory while another is in use.
     base = os.path.dirname(directory)
-    return base if os.path.basename(directory).startswith("halide-runtime-") else generated.root_of(directory)
+    return base if os.path.basename(directory).startswith("halide-runtime-") else generated.find_root(directory)
 
 
-def _keep_to_ourselves(root: str) -> None:
+def _require_private_root(root: str) -> None:
     """Raise Immovable if others could replace what compilers and loaders read by name: nothing is built there then."""
-    objection = ownership.why_not_private(root)
+    objection = ownership.find_exposure(root)
     if objection is not None:
         text = f"Halide's libraries cannot be kept where others can write: {objection}"
         raise directory_faults.Immovable(errno.EPERM, text, root)

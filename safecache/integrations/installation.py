@@ -8,8 +8,8 @@ import tempfile
 from collections.abc import Callable
 from typing import Any
 
-from safecache.code import build_keys
-from safecache.code.build_keys import Installation
+from safecache.built_code import build_keys
+from safecache.built_code.build_keys import Installation
 from safecache.patching.hook import hook
 from safecache.tiers import fallback
 
@@ -30,7 +30,9 @@ def torch_key(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
         computed: bytes = wrapped(*args, **kwargs)
         return computed
     installation = Installation(top, str(torch.__version__), packages=True)
-    return bytes.fromhex(build_keys.key("torch_key", installation, _root, lambda: wrapped(*args, **kwargs).hex()))
+    return bytes.fromhex(
+        build_keys.find_key("torch_key", installation, _find_root, lambda: wrapped(*args, **kwargs).hex())
+    )
 
 
 @hook(
@@ -45,7 +47,9 @@ def triton_key(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: An
     if not _is_stocks(wrapped, top):
         computed: str = wrapped(*args, **kwargs)
         return computed
-    return build_keys.key("triton_key", Installation(top, "", packages=False), _root, lambda: wrapped(*args, **kwargs))
+    return build_keys.find_key(
+        "triton_key", Installation(top, "", packages=False), _find_root, lambda: wrapped(*args, **kwargs)
+    )
 
 
 def _is_stocks(function: Any, top: str) -> bool:
@@ -54,7 +58,7 @@ def _is_stocks(function: Any, top: str) -> bool:
     return code is not None and str(code.co_filename).startswith(os.path.join(top, ""))
 
 
-def _root() -> str:
+def _find_root() -> str:
     inductor = sys.modules.get("torch._inductor.runtime.cache_dir_utils")
     root: str = sys.modules["triton"].knobs.cache.dir if inductor is None else inductor.cache_dir()
     return root
@@ -85,7 +89,7 @@ def _root() -> str:
 )
 def cache_dir(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> str:
     """cache_dir: a usable one, even where torch asks during its import; strict mode raises only in a compile."""
-    _settle(strictly=False)
+    _settle_directory(strictly=False)
     return fallback.attempt(lambda: str(wrapped(*args, **kwargs)))
 
 
@@ -94,14 +98,14 @@ def ensure_cache() -> None:
 
     Raises CacheWriteError in strict mode if the directory cannot be used.
     """
-    _settle(strictly=True)
+    _settle_directory(strictly=True)
 
 
-def _settle(*, strictly: bool) -> None:
-    fallback.ensure_cache_directory(_default, strictly=strictly)
+def _settle_directory(*, strictly: bool) -> None:
+    fallback.ensure_cache_directory(_find_default, strictly=strictly)
 
 
-def _default() -> str:
+def _find_default() -> str:
     directory: str = sys.modules["torch._inductor.runtime.cache_dir_utils"].default_cache_dir()
     return directory
 

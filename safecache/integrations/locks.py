@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from safecache.code import lock_guards
+from safecache.built_code import lock_guards
 from safecache.patching.hook import hook, verifier
 from safecache.settings import config
 
@@ -27,7 +27,7 @@ def enter(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) ->
     if most >= 0:
         most = instance.timeout = min(most, config.current().lock_timeout)
 
-    def attempt(seconds: float) -> Any:
+    def attempt_lock(seconds: float) -> Any:
         instance.timeout = seconds
         try:
             return wrapped(*args, **kwargs)
@@ -36,16 +36,16 @@ def enter(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) ->
                 error.filename = instance.lock_file  # and not where links lead, which nobody knows for the cache's
             raise
 
-    def take() -> Any:
+    def acquire_lock() -> Any:
         try:
-            return lock_guards.wait(instance.lock_file, most, attempt)
+            return lock_guards.wait(instance.lock_file, most, attempt_lock)
         finally:
             instance.timeout = most
 
-    def release() -> None:
+    def release_lock() -> None:
         instance.__exit__(None, None, None)
 
-    return instance if lock_guards.guard(instance, instance.lock_file, take, release) else take()
+    return instance if lock_guards.guard(instance, instance.lock_file, acquire_lock, release_lock) else acquire_lock()
 
 
 @hook(
@@ -66,11 +66,11 @@ def exit(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> 
 def try_acquire(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
     """FileBaton.try_acquire: also True for a lock that is not needed and so not taken, which delays nobody else."""
 
-    def take() -> None:
+    def acquire_lock() -> None:
         while not wrapped(*args, **kwargs):
             instance.wait()
 
-    is_guarded = lock_guards.guard(instance, instance.lock_file_path, take, instance.release)
+    is_guarded = lock_guards.guard(instance, instance.lock_file_path, acquire_lock, instance.release)
     return True if is_guarded else wrapped(*args, **kwargs)
 
 

@@ -29,8 +29,8 @@ def aot_load(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any)
 
     def load(so_path: str, device: str) -> Any:
         with artifacts.raise_on_refusal():
-            place = _admitted(so_path)
-        return _explained(wrapped, (place, device))
+            place = _verify_path(so_path)
+        return _explain_call(wrapped, (place, device))
 
     return load(*args, **kwargs)
 
@@ -46,25 +46,25 @@ def load_compiled(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs:
     if not getattr(sys.modules["torch._inductor.config"], "enable_autograd_for_aot", False):
         return wrapped(*args, **kwargs)  # loads nothing
     named = [files] if isinstance(files, str) else files if isinstance(files, list) else []
-    verified = [_admitted(file) if isinstance(file, str) and file.endswith(".so") else file for file in named]
+    verified = [_verify_path(file) if isinstance(file, str) and file.endswith(".so") else file for file in named]
     if verified == named:
-        return _explained(wrapped, args)
+        return _explain_call(wrapped, args)
     instance.filename = verified
     try:
-        return _explained(wrapped, args)
+        return _explain_call(wrapped, args)
     finally:
         instance.filename = files
 
 
-def _admitted(path: str) -> str:
-    from safecache.code import generated
+def _verify_path(path: str) -> str:
+    from safecache.built_code import generated
     from safecache.places.layout import CodeFile
     from safecache.store import gate
 
-    return gate.verified_load_path(CodeFile(path, generated.root_of(path)))[0]
+    return gate.verify_load_path(CodeFile(path, generated.find_root(path)))[0]
 
 
-def _explained(wrapped: Callable[..., Any], args: Any) -> Any:
-    from safecache import loads
+def _explain_call(wrapped: Callable[..., Any], args: Any) -> Any:
+    from safecache import load_errors
 
-    return loads.explain_load(wrapped, args, {}, "TORCHINDUCTOR_CACHE_DIR")
+    return load_errors.explain_load(wrapped, args, {}, "TORCHINDUCTOR_CACHE_DIR")

@@ -23,11 +23,11 @@ class SealingPickle(wrapt.ObjectProxy[Any]):
     def dumps(self, obj: object, *args: Any, **kwargs: Any) -> bytes:
         """Pickle ``obj``, and seal the bytes if they are an entry. Like pickle.dumps otherwise."""
 
-        def pickled() -> bytes:
+        def pickle_object() -> bytes:
             content: bytes = self.__wrapped__.dumps(obj, *args, **kwargs)
             return content
 
-        return saving.dump(obj, pickled) if self._self_enabled() else pickled()
+        return saving.dump(obj, pickle_object) if self._self_enabled() else pickle_object()
 
     def loads(self, data: Any, *args: Any, **kwargs: Any) -> Any:
         """Unpickle ``data``; during a load, only the verified bytes. Like pickle.loads otherwise."""

@@ -26,11 +26,11 @@ __all__ = ["load", "read_artifact", "to_cache_bytes", "write_artifact"]
 def to_cache_bytes(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> bytes:
     """PrecompiledModule.to_cache_bytes (2.14): seals the bytes, whoever writes them to a file."""
 
-    def make(python_code: str | None = None) -> bytes:
+    def make_bytes(python_code: str | None = None) -> bytes:
         source = instance.to_python_code() if python_code is None else python_code
-        return _sealed(source, wrapped(source))
+        return _seal_cache(source, wrapped(source))
 
-    return make(*args, **kwargs)
+    return make_bytes(*args, **kwargs)
 
 
 @verifier(
@@ -44,7 +44,7 @@ def load(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> 
     """_PrecompileApi.load, of bytes (2.14). Raises RefusedArtifactError, in default mode too."""
 
     def execute(python_code: str, cache: bytes) -> Any:
-        _require(python_code, cache, "given to torch.compiler.precompile.load")
+        _require_seal(python_code, cache, "given to torch.compiler.precompile.load")
         return wrapped(python_code, cache)
 
     return execute(*args, **kwargs)
@@ -60,7 +60,7 @@ def write_artifact(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs
     """_write_artifact: writes both files; a seal in the second covers both."""
 
     def write(artifact_path: Any, cache_path: Any, python_code: str, cache: bytes) -> None:
-        wrapped(artifact_path, cache_path, python_code, _sealed(python_code, cache))
+        wrapped(artifact_path, cache_path, python_code, _seal_cache(python_code, cache))
 
     write(*args, **kwargs)
 
@@ -77,26 +77,26 @@ def read_artifact(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs:
 
     def read(artifact_path: Any, cache_path: Any) -> tuple[str, bytes]:
         python_code, cache = wrapped(artifact_path, cache_path)
-        _require(python_code, cache, f"{os.fspath(artifact_path)} with {os.fspath(cache_path)}")
+        _require_seal(python_code, cache, f"{os.fspath(artifact_path)} with {os.fspath(cache_path)}")
         return python_code, cache
 
     return read(*args, **kwargs)
 
 
-def _sealed(source: str, cache: bytes) -> bytes:
+def _seal_cache(source: str, cache: bytes) -> bytes:
     from safecache.entries import saving  # not at the top: torch imports the target while it is imported itself
     from safecache.reporting.kinds import Kind
 
-    return saving.seal_payload(cache, Kind.PRECOMPILED, _digest(source))
+    return saving.seal_payload(cache, Kind.PRECOMPILED, _digest_source(source))
 
 
-def _require(source: str, cache: bytes, origin: str) -> None:
+def _require_seal(source: str, cache: bytes, origin: str) -> None:
     from safecache.entries import artifacts
     from safecache.reporting.kinds import Kind
 
     with artifacts.report_as(origin):
-        artifacts.require(Kind.PRECOMPILED, cache, _digest(source))
+        artifacts.require(Kind.PRECOMPILED, cache, _digest_source(source))
 
 
-def _digest(source: str) -> str:
+def _digest_source(source: str) -> str:
     return hashlib.sha256(source.encode()).hexdigest()

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from safecache.code import extension_builds, kept_code, sources
+from safecache.built_code import extension_builds, kept_code, sources
 from safecache.integrations import cute_dsl
 from safecache.patching.hook import verifier
 from safecache.signing import keyring
@@ -49,7 +49,7 @@ def quack_dir(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
     Raises CacheWriteError for the latter in strict mode.
     """
     try:
-        directory = cute_dsl.reachable_path(wrapped(*args, **kwargs))
+        directory = cute_dsl.find_reachable_path(wrapped(*args, **kwargs))
         find_name = getattr(sys.modules[wrapped.__module__], "_compute_source_fingerprint", str)
         (directory / find_name()).mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -72,26 +72,26 @@ def quack_lock(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: An
     EntryRefusedError or CacheWriteError for that in strict mode, and MissError where SAFECACHE_STRICT=misses=1 forbids
     a compile.
     """
-    path = _object_of(instance)
+    path = _find_object(instance)
     try:
         extension_builds.check_file(str(instance.lock_path))
         # Whoever holds the lock: what is attested is whole.
-        if instance.exclusive or not gate.is_attested(cute_dsl.name_object(path, _key_of(path))):
+        if instance.exclusive or not gate.is_attested(cute_dsl.name_object(path, _make_key(path))):
             wrapped(*args, **kwargs)
     except OSError as error:
         if instance.exclusive:
             cute_dsl.fail_write(path, error, _VARIABLE)
             raise RuntimeError(f"{error}") from error
-    instance._safecache_before = cute_dsl.identity(path)
+    instance._safecache_before = cute_dsl.identify_file(path)
     try:
-        if not cute_dsl.settle_object(path, _key_of(path)) and instance.exclusive:
+        if not cute_dsl.settle_object(path, _make_key(path)) and instance.exclusive:
             kept_code.forbid_miss(f"the object {path}")
     except BaseException as error:
         instance.__exit__()
         if isinstance(error, Immovable):
             raise RuntimeError(f"{error}") from error
         raise
-    instance._safecache_before = cute_dsl.identity(path)
+    instance._safecache_before = cute_dsl.identify_file(path)
     return instance
 
 
@@ -106,17 +106,17 @@ def quack_unlock(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: 
     """FileLock.__exit__ of quack.cache.jit: attests the object if it was compiled under the lock."""
     try:
         if instance.exclusive:
-            path = _object_of(instance)
-            cute_dsl.attest_if_new(path, instance._safecache_before, _key_of(path))
+            path = _find_object(instance)
+            cute_dsl.attest_if_new(path, instance._safecache_before, _make_key(path))
     finally:
         wrapped(*args, **kwargs)
 
 
-def _object_of(lock: Any) -> str:
+def _find_object(lock: Any) -> str:
     return str(Path(lock.lock_path).with_suffix(".o"))
 
 
-def _key_of(path: str) -> str:
+def _make_key(path: str) -> str:
     """Quack's names: the hash of its sources and versions, and that of the function and its arguments."""
     return "/".join(path.split(os.sep)[-2:])
 
@@ -177,5 +177,5 @@ def begin_worker(initialize: Callable[..., None], secret: bytes, *args: Any) -> 
     ``secret``: by which it attests its objects if there is no signing key; else empty.
     """
     if secret:
-        keyring.take(secret)
+        keyring.take_secret(secret)
     initialize(*args)

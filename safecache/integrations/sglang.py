@@ -9,10 +9,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
-from safecache.code import exec_directory, extension_builds, kept_code, lock_guards, sources
-from safecache.files import opening, ownership
+from safecache.built_code import exec_directory, extension_builds, kept_code, lock_guards, sources
+from safecache.fs import opening, ownership
 from safecache.integrations import cute_dsl, vllm
 from safecache.patching.hook import BUILTIN_OPEN, verifier
 from safecache.reporting import events
@@ -67,9 +66,9 @@ def build_directory(wrapped: Callable[..., Any], instance: Any, args: Any, kwarg
     Raises CacheWriteError in strict mode in place of a private build.
     """
 
-    def choose(*, module_name: str, build_key: str) -> Path:
+    def choose_directory(*, module_name: str, build_key: str) -> Path:
         directory: Path = wrapped(module_name=module_name, build_key=build_key)
-        why = _objection(str(directory))
+        why = _find_objection(str(directory))
         find = sys.modules[f"{_COMPILE}.cache"].find_prebuilt
         if why is None or find(scope=directory, module_name=module_name) is not None:
             return directory
@@ -78,14 +77,14 @@ def build_directory(wrapped: Callable[..., Any], instance: Any, args: Any, kwarg
         extension_builds.report_private_build(module_name, str(directory), private, why, _VARIABLE, error)
         return Path(private)
 
-    return choose(*args, **kwargs)
+    return choose_directory(*args, **kwargs)
 
 
-def _objection(directory: str) -> str | None:
+def _find_objection(directory: str) -> str | None:
     """Say why no library can be built in ``directory``; None if one can."""
-    why = directory_faults.objection(directory)
+    why = directory_faults.find_objection(directory)
     if why is None and not config.current().shared:
-        exposed = ownership.why_exposed(directory)
+        exposed = ownership.find_outside_exposure(directory)
         why = exposed and f"others can write there: {exposed}"
     return why
 
@@ -109,7 +108,7 @@ def find_library(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: 
         while True:
             found: Path | None = wrapped(scope=scope, module_name=module_name)
             if found is None:
-                is_usable = _objection(str(scope)) is None
+                is_usable = _find_objection(str(scope)) is None
                 if is_usable and kept_code.fetch_library(os.path.abspath(scope), f"{module_name}.so"):
                     continue
                 return None
@@ -118,7 +117,7 @@ def find_library(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: 
                 if sources.settle_side_file(file.path, file.root, name=file.name):
                     return found
             except Immovable as error:
-                if _objection(file.root) is None:  # else it is built in a private directory, which is reported
+                if _find_objection(file.root) is None:  # else it is built in a private directory, which is reported
                     message, remedy = f"cannot replace {file.path}", "Every start rebuilds it. Help: remove it"
                     events.report(
                         Reason.UNUSABLE_DIRECTORY,
@@ -141,9 +140,7 @@ def read_headers(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: 
     """_read_deps: None for a list that is no file of a sane size."""
 
     def read(leaf: Path) -> Any:
-        text, directory = sources.text_at(str(leaf / kept_code.HEADERS)), mock.MagicMock()
-        directory.__truediv__.return_value.read_bytes.return_value = (text or "").encode()
-        return wrapped(directory)
+        return None if sources.read_unverified_text(str(leaf / kept_code.HEADERS)) is None else wrapped(leaf)
 
     return read(*args, **kwargs)
 
@@ -243,7 +240,7 @@ def load_library(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: 
     """_load verifies the library. Raises EntryRefusedError, in default mode too; SGLang then builds another."""
 
     def load(library: Path) -> Any:
-        return wrapped(Path(exec_directory.load_path(kept_code.name_library(library))))
+        return wrapped(Path(exec_directory.find_load_path(kept_code.name_library(library))))
 
     return load(*args, **kwargs)
 
@@ -257,10 +254,10 @@ def init_objects(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: 
     """JITPersistentCache.__init__ takes a directory of this process if others can write to its own, or nobody can."""
 
     def init(cache_path: Any, **named: Any) -> None:
-        def choose() -> Path:
+        def choose_directory() -> Path:
             wanted = Path(cache_path() if callable(cache_path) else cache_path)
             try:
-                if cute_dsl.reachable_path(wanted) == wanted:
+                if cute_dsl.find_reachable_path(wanted) == wanted:
                     wanted.mkdir(parents=True, exist_ok=True)
                     return wanted
             except OSError as error:
@@ -268,7 +265,7 @@ def init_objects(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: 
             # The one above is part of the key by which a copy is kept.
             return Path(sources.replace_cache(str(wanted.parent))) / wanted.name
 
-        wrapped(choose, **named)
+        wrapped(choose_directory, **named)
 
     init(*args, **kwargs)
 
@@ -282,9 +279,9 @@ def load_object(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: A
     """JITPersistentCache._try_load_from_storage quarantines an unattested object, and copies a kept one there."""
 
     def load(key: Any) -> bool:
-        path = _object_of(instance, key)
+        path = _find_object(instance, key)
         try:
-            return cute_dsl.settle_object(path, _key_of(path)) and bool(wrapped(key))
+            return cute_dsl.settle_object(path, _make_key(path)) and bool(wrapped(key))
         except Immovable:
             return False
         except OSError as error:  # of the lock
@@ -321,21 +318,21 @@ def export_object(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs:
     """JITPersistentCache._try_export_to_storage attests the object that it writes, or reports that it cannot."""
 
     def export(key: Any, fn: Any) -> None:
-        path = _object_of(instance, key)
-        before = cute_dsl.identity(path)
+        path = _find_object(instance, key)
+        before = cute_dsl.identify_file(path)
         try:
             wrapped(key, fn)
-            cute_dsl.attest_if_new(path, before, _key_of(path))
+            cute_dsl.attest_if_new(path, before, _make_key(path))
         except OSError as error:
             cute_dsl.fail_write(path, error, _AOT_VARIABLE)
 
     export(*args, **kwargs)
 
 
-def _object_of(cache: Any, key: Any) -> str:
+def _find_object(cache: Any, key: Any) -> str:
     return os.path.abspath(os.path.join(cache.cache_path, f"{cache._key_to_hash(key)}.o"))
 
 
-def _key_of(path: str) -> str:
+def _make_key(path: str) -> str:
     """Join SGLang's names: the hash of its sources and versions, that of the cache, and the hash of the arguments."""
     return "/".join(path.split(os.sep)[-3:])

@@ -11,8 +11,8 @@ from typing import Any
 
 import wrapt
 
-from safecache import compiles, loads
-from safecache.code import vllm_files
+from safecache import compiles, load_errors
+from safecache.built_code import vllm_files
 from safecache.entries import artifacts, loading, saving, searches
 from safecache.errors import RefusedArtifactError
 from safecache.patching.hook import PICKLE_MODULE, hook, verifier
@@ -52,23 +52,26 @@ def load(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> 
         try:
             # Which of the two classes is asked does the lookup, and the other it does not.
             with searches.track_lookup(Ref(Kind.AOT_ENTRY), lambda: os.path.basename(path), must_ask=True) as search:
-                _refuse_what_is_waited_for(path)
+                _refuse_special_file(path)
                 place = vllm_files.place_artifact(path) if compiles.current.can_compile else path
                 artifact = wrapped(*args, **(kwargs | {"path": place} if place != path else kwargs))
-                search.hit()
+                search.end_as_hit()
                 return artifact
         except Exception as error:
-            can_compile = compiles.current.can_compile and not _is_of_memory(error)
-            if can_compile and not events.refusals():
+            is_of_memory = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+            can_compile = compiles.current.can_compile and not is_of_memory  # none is left for another entry either
+            if can_compile and not events.list_refusals():
                 evidence = f"it does not load ({type(error).__name__}: {next(iter(str(error).splitlines()), '')})"
                 refusal = Refusal(Reason.DAMAGED, evidence, "vLLM recompiles it, and replaces it.")
                 report.refuse(refusal, Kind.OTHER, path)
-            refused = events.refusals()
-            if refused and (can_compile or _is_miss(error)):
+            refused = events.list_refusals()
+            # By name: the module that defines it is imported by the load itself.
+            is_miss = isinstance(error, AssertionError) or type(error).__name__ == "FXGraphCacheMiss"
+            if refused and (can_compile or is_miss):
                 raise RefusedArtifactError(f"safecache: the artifact {path} cannot be loaded: {refused[0]}") from error
             if not refused and os.path.exists(path) and _is_of_reader(error):
                 said = f"(safecache: {path} is damaged, of another torch, or not of this format. {_ARTIFACT_REMEDY})"
-                raise loads.appended(error, said) from error
+                raise load_errors.append_text(error, said) from error
             raise
 
 
@@ -95,13 +98,13 @@ def save(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> 
         wrapped(*args, **kwargs)
         vllm_files.attest_artifact(kwargs.get("path", ""))
     except RuntimeError as error:
-        said = saving.save_failure_text(instance)
+        said = saving.describe_save_failure(instance)
         if not said:
             raise
-        raise loads.appended(error, said) from error
+        raise load_errors.append_text(error, said) from error
 
 
-def _refuse_what_is_waited_for(path: str) -> None:
+def _refuse_special_file(path: str) -> None:
     """Raise RefusedArtifactError for anything but a file or a directory: opening a FIFO would block forever."""
     with suppress(OSError):  # a missing file fails as in stock torch
         mode = os.stat(path).st_mode
@@ -123,11 +126,11 @@ class _VerifyingPickle(wrapt.ObjectProxy[Any]):
         path = file.name
         with artifacts.raise_on_refusal(), events.propagate_strict():
             cache_key = os.path.basename(os.path.dirname(path))
-            root = layout.cache_root(path)
+            root = layout.find_cache_root(path)
             content = loading.read_unverified(Kind.FX_ENTRY, path)
             ref = Ref(Kind.FX_ENTRY, cache_key, root)
             if content is None or not loading.accept_or_quarantine(ref, content, path=path):
-                refused = events.refusals() or [f"{path} is gone."]
+                refused = events.list_refusals() or [f"{path} is gone."]
                 raise RefusedArtifactError(f"safecache: {refused[-1]} The artifact was not saved whole.")
         return self.__wrapped__.loads(content)
 
@@ -155,16 +158,6 @@ def _is_of_reader(error: Exception) -> bool:
     return type(error) in (RuntimeError, AssertionError) and file in _READERS
 
 
-def _is_of_memory(error: Exception) -> bool:
-    """Tell whether the error is for lack of memory: there would be none for another entry either."""
-    return isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
-
-
-def _is_miss(error: Exception) -> bool:
-    # By name: the module that defines it is imported by the load itself.
-    return isinstance(error, AssertionError) or type(error).__name__ == "FXGraphCacheMiss"
-
-
 @verifier(
     "torch._inductor.runtime.caching.implementations:_OnDiskCacheImpl.get(self, key)",
     why="The on-disk memoizer checks a version header alone, and its caller unpickles whatever bytes follow.",
@@ -175,13 +168,13 @@ def get_cached(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: An
 
     def find(key: str) -> Any:
         path, root = str(instance._fpath_from_key(key)), str(instance._base_dir)
-        hit = wrapped(key) if loading.may_be_read(Kind.MEMO, path) else None
+        hit = wrapped(key) if loading.check_readable(Kind.MEMO, path) else None
         if hit is None:
             return None
         # In the file torch's own header comes before it.
-        ref = Ref(Kind.MEMO, _cache_key(instance, key), root)
+        ref = Ref(Kind.MEMO, _make_cache_key(instance, key), root)
         admitted = loading.accept_or_quarantine(ref, hit.value, origin=path, whole=False)
-        return dataclasses.replace(hit, value=seal.payload_of(hit.value)) if admitted else None
+        return dataclasses.replace(hit, value=seal.strip_unverified(hit.value)) if admitted else None
 
     return find(*args, **kwargs)
 
@@ -197,7 +190,7 @@ def insert_cached(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs:
     def put(key: str, value: bytes) -> bool:
         if not saving.can_seal(Kind.MEMO):
             return False
-        content = saving.seal_payload(value, Kind.MEMO, _cache_key(instance, key))
+        content = saving.seal_payload(value, Kind.MEMO, _make_cache_key(instance, key))
         inserted: bool = wrapped(key, content)
         if inserted:
             return True
@@ -210,7 +203,7 @@ def insert_cached(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs:
     return put(*args, **kwargs)
 
 
-def _cache_key(cache: Any, key: str) -> str:
+def _make_cache_key(cache: Any, key: str) -> str:
     # With its folder, since the same arguments have the same key for every memoized function.
     path: str = os.path.relpath(cache._fpath_from_key(key), cache._base_dir)
     return path

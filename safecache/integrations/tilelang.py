@@ -9,8 +9,8 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from safecache.code import kept_code
-from safecache.files import folders, opening, ownership, private_directory
+from safecache.built_code import kept_code
+from safecache.fs import folders, opening, ownership, private_directory
 from safecache.patching.hook import verifier
 from safecache.places.layout import CodeFile
 from safecache.reporting import events, report
@@ -58,7 +58,7 @@ def namespace_root(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs
     if not _is_exposed(directory):
         _private.now.add(directory)
         return directory
-    return os.path.join(private_directory.process_directory(), "tilelang", os.path.basename(directory))
+    return os.path.join(private_directory.get_process_directory(), "tilelang", os.path.basename(directory))
 
 
 @verifier(
@@ -147,7 +147,7 @@ def save_binary(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: A
 
     def save(key: str, compile_format: str, data: bytes) -> None:
         directory, name = os.path.split(instance.get_path(key, compile_format))
-        _attest(directory, {name: hashlib.sha256(data).digest()})
+        _attest_files(directory, {name: hashlib.sha256(data).digest()})
         wrapped(key, compile_format, data)
 
     save(*args, **kwargs)
@@ -164,23 +164,23 @@ def save_cubin(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: An
     if directory is not None and not getattr(instance, "_cubin_saved_to_cache", False):
         made_at = f"{os.path.splitext(instance.libpath)[0]}.cubin"
         with suppress(OSError, opening.UnusableEntry):  # then TileLang copies none, or makes the kernel anew next time
-            names = [name for name in _names_in(directory) if name != _CUBIN]
+            names = [name for name in _list_names(directory) if name != _CUBIN]
             digests = {name: gate.digest_file(os.path.join(directory, name)) for name in names}
             file, digest = kept_code.name_group(directory, digests)
             # What has changed since the kernel was verified must not get a record.
-            if gate.refusal_for_content(file, digest, [*manifests.records(file)], is_private=False) is None:
-                _attest(directory, digests | {_CUBIN: gate.digest_file(made_at)})
+            if gate.judge_content(file, digest, [*manifests.read_unverified_records(file)], is_private=False) is None:
+                _attest_files(directory, digests | {_CUBIN: gate.digest_file(made_at)})
     wrapped(*args, **kwargs)
 
 
-def _names_in(directory: str) -> list[str]:
+def _list_names(directory: str) -> list[str]:
     # TileLang's temporary files begin with a dot.
     return [name for name in os.listdir(directory) if not name.startswith(".")]
 
 
 def _is_exposed(path: str) -> bool:
     """Tell whether others can write there, or replace it; report that. Raises EntryRefusedError in strict mode."""
-    objection = ownership.why_exposed(path)
+    objection = ownership.find_outside_exposure(path)
     if objection is not None and os.path.lexists(path):
         message = f"others can write to TileLang's cache {path}"
         remedy = "Each process recompiles its kernels. Help: take that permission from them, with chmod -R go-w"
@@ -197,12 +197,12 @@ def _has_exposed(directory: str, found: Mapping[str, os.stat_result]) -> bool:
 
 def _attest_staged(directory: str) -> None:
     """Attest all files in the directory, in which TileLang stages them, by one record. Raises OSError."""
-    found = {item.path: item.status for item in folders.listed(directory)}
+    found = {item.path: item.status for item in folders.list_items(directory)}
     if not _has_exposed(directory, found):
-        _attest(directory, {os.path.basename(path): gate.digest_file(path) for path in found})
+        _attest_files(directory, {os.path.basename(path): gate.digest_file(path) for path in found})
 
 
-def _attest(directory: str, digests: Mapping[str, bytes]) -> None:
+def _attest_files(directory: str, digests: Mapping[str, bytes]) -> None:
     file, digest = kept_code.name_group(directory, digests)
     gate.attest_file(file, digest=digest)
 
@@ -213,25 +213,25 @@ def _is_attested(directory: str, names: Sequence[str] = ()) -> bool:
     What nothing attests is quarantined first. Raises EntryRefusedError for it in strict mode.
     """
     with suppress(OSError):  # there is no such directory, or nobody can list it
-        names = names or _names_in(directory)
+        names = names or _list_names(directory)
         if "__pycache__" in names:
             # Python's copies of the modules that TileLang imports from there: they are taken for current by a time.
             kept_code.discard(os.path.join(directory, "__pycache__"))
-            names = _names_in(directory)
-        if _settle(directory, names):
+            names = _list_names(directory)
+        if _settle_files(directory, names):
             return True
         # TileLang publishes nothing as long as there is a directory.
         kept_code.discard(directory)
     return False
 
 
-def _settle(directory: str, names: Sequence[str]) -> bool:
+def _settle_files(directory: str, names: Sequence[str]) -> bool:
     """Tell whether one record attests the files, and nobody else can replace one; else quarantine them."""
     paths = {name: os.path.join(directory, name) for name in names}
     try:
         found = {path: os.lstat(path) for path in paths.values()}
         file, digest = kept_code.name_group(directory, {name: gate.digest_file(path) for name, path in paths.items()})
-        refusal = gate.refusal_for_content(file, digest, [*manifests.records(file)])
+        refusal = gate.judge_content(file, digest, [*manifests.read_unverified_records(file)])
     except opening.UnusableEntry as unusable:
         refusal = unusable.refusal
     except Unreadable as error:

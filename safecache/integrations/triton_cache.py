@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from safecache import compiles
-from safecache.code import triton_files, triton_remote
+from safecache.built_code import triton_files, triton_remote
 from safecache.entries import searches
 from safecache.entries.searches import Search
 from safecache.patching.hook import verifier
@@ -49,16 +49,16 @@ _ROLE = "_safecache_role"
 def init(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> None:
     """FileCacheManager.__init__: a directory that cannot be made counts as empty; put() reports why."""
 
-    def make(key: str, override: bool = False, dump: bool = False) -> None:
+    def make_manager(key: str, override: bool = False, dump: bool = False) -> None:
         setattr(instance, _ROLE, "dump" if dump else "override" if override else "cache")
         try:
             wrapped(key, override, dump)
         except OSError:
             if not getattr(instance, "cache_dir", None):
                 raise
-        _attend(instance)
+        _wrap_own_put(instance)
 
-    make(*args, **kwargs)
+    make_manager(*args, **kwargs)
 
 
 @verifier(
@@ -71,17 +71,17 @@ def put(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> s
     """FileCacheManager.put: returns a path where the caller can read the file, and nobody else can replace it."""
 
     def put_file(data: str | bytes, filename: str, *rest: Any, **named: Any) -> str:
-        role = _role(instance)
+        role = _find_role(instance)
         if role == "override" or not instance.cache_dir:
             path: str = wrapped(data, filename, *rest, **named)
             return path
         keep = triton_files.dump if role == "dump" else triton_files.put
-        return keep(instance.cache_dir, filename, _encoded(data))
+        return keep(instance.cache_dir, filename, _encode_data(data))
 
     return put_file(*args, **kwargs)
 
 
-def _encoded(data: Any) -> bytes:
+def _encode_data(data: Any) -> bytes:
     # Triton reads text in the locale's encoding; characters outside it occur only in comments of an IR.
     return data if isinstance(data, bytes) else str(data).encode(locale.getpreferredencoding(False), "backslashreplace")
 
@@ -99,7 +99,7 @@ def put_group(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
     def put(filename: str, group: dict[str, str]) -> str:
         if _is_cache(instance):
             directory = instance.cache_dir
-            group = {name: os.path.join(directory, name) for name in triton_files.listed(directory, group)}
+            group = {name: os.path.join(directory, name) for name in triton_files.find_attested(directory, group)}
         path: str = wrapped(filename, group)
         if _is_cache(instance):
             tell(Saved(locate(Kind.KERNEL, instance.cache_dir, os.path.dirname(instance.cache_dir))))
@@ -118,7 +118,7 @@ def get_file(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any)
     """FileCacheManager.get_file: None for an unattested file."""
 
     def get(filename: str) -> str | None:
-        _attend(instance)
+        _wrap_own_put(instance)
         path: str | None
         path = triton_files.get_file(instance.cache_dir, filename) if _is_cache(instance) else wrapped(filename)
         return path
@@ -139,13 +139,13 @@ def get_group(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
     """
 
     def get(filename: str) -> dict[str, str] | None:
-        _attend(instance)
+        _wrap_own_put(instance)
         if _is_cache(instance):
-            with _search(instance.cache_dir, filename) as search:
+            with _track_kernel(instance.cache_dir, filename) as search:
                 found = triton_files.get_group(instance.cache_dir, filename)
                 if found is None and not compiles.current.is_told:
-                    found = _awaited(search, instance.cache_dir, filename)
-                _end(search, filename, found)
+                    found = _await_group(search, instance.cache_dir, filename)
+                _end_search(search, filename, found)
             return plugs.compiler.make(_take_request(filename), instance, instance.cache_dir, found)
         group: dict[str, str] | None = wrapped(filename)
         return group
@@ -174,7 +174,7 @@ def init_remote(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: A
 )
 def remote_put(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
     """RemoteCacheManager.put: lets materialize() know that the file is sent, not received."""
-    with compiles.scope(is_sending=True):
+    with compiles.override_scope(is_sending=True):
         return wrapped(*args, **kwargs)
 
 
@@ -208,69 +208,69 @@ def remote_get_group(wrapped: Callable[..., Any], instance: Any, args: Any, kwar
 
     def get(filename: str) -> dict[str, str] | None:
         directory = instance._file_cache_manager.cache_dir
-        with _search(directory, filename) as search:
+        with _track_kernel(directory, filename) as search:
             group: dict[str, str] | None = wrapped(filename)
             found = group if group and all(group.values()) else None
-            _end(search, filename, found)
+            _end_search(search, filename, found)
         return plugs.compiler.make(_take_request(filename), instance, directory, found)
 
     return get(*args, **kwargs)
 
 
-def _awaited(search: Search, directory: str, filename: str) -> dict[str, str] | None:
+def _await_group(search: Search, directory: str, filename: str) -> dict[str, str] | None:
     """Return the group that this process has waited for another to compile; None where this one has to compile it."""
-    flight = plugs.single_flight.wait_or_lead(search.ref, search.took)
+    flight = plugs.single_flight.wait_or_lead(search.ref, search.find_compile_seconds)
     if flight is None:
         return None
-    search.waited(flight.waited)
+    search.exclude_wait(flight.waited)
     found = triton_files.get_group(directory, filename)
     if found is not None:
-        flight.found()
+        flight.mark_found()
     return found
 
 
-def _search(directory: str, filename: str) -> AbstractContextManager[Search]:
+def _track_kernel(directory: str, filename: str) -> AbstractContextManager[Search]:
     ref = locate(Kind.KERNEL, directory, os.path.dirname(directory))
-    return searches.track_lookup(ref, lambda: _name_of(filename))
+    return searches.track_lookup(ref, lambda: _find_name(filename))
 
 
-def _request(filename: str) -> KernelRequest | None:
+def _find_request(filename: str) -> KernelRequest | None:
     """Return what this thread is about to compile, if ``filename`` is the name of its metadata."""
     request: KernelRequest | None = compiles.current.kernel
     return request if request is not None and filename == request.metadata else None
 
 
 def _take_request(filename: str) -> KernelRequest | None:
-    request, compiles.current.kernel = _request(filename), None
+    request, compiles.current.kernel = _find_request(filename), None
     return request
 
 
-def _name_of(filename: str) -> str:
+def _find_name(filename: str) -> str:
     """The name of the kernel with this metadata file; with its module if triton.compile() asks."""
-    request = _request(filename)
+    request = _find_request(filename)
     return compiles.name_kernel(request.source) if request is not None else filename.removesuffix(".json")
 
 
-def _end(search: Search, filename: str, found: dict[str, str] | None) -> None:
+def _end_search(search: Search, filename: str, found: dict[str, str] | None) -> None:
     """Triton compiles unless the group holds the file it asks for, and always with TRITON_ALWAYS_COMPILE."""
     if compiles.current.is_told:
-        return search.let_go()
-    request = _request(filename)
+        return search.discard()
+    request = _find_request(filename)
     if found is None and request is not None:
-        tell(Compiling(search.ref, request, lambda: _name_of(filename)))
+        tell(Compiling(search.ref, request, lambda: _find_name(filename)))
     if sys.modules["triton"].knobs.compilation.always_compile:
-        search.bypassed(Reason.DISABLED, "TRITON_ALWAYS_COMPILE")
+        search.end_as_bypass(Reason.DISABLED, "TRITON_ALWAYS_COMPILE")
     elif found is not None and filename in found:
-        search.hit()
+        search.end_as_hit()
     else:
-        search.missed()
+        search.end_as_miss()
 
 
 def _is_cache(manager: Any) -> bool:
-    return _role(manager) == "cache" and bool(manager.cache_dir)
+    return _find_role(manager) == "cache" and bool(manager.cache_dir)
 
 
-def _role(manager: Any) -> str:
+def _find_role(manager: Any) -> str:
     """Return "cache", "override" or "dump": by the manager's directory, if a user's __init__ does not call ours."""
     known: str | None = getattr(manager, _ROLE, None)
     if known is not None:
@@ -280,18 +280,18 @@ def _role(manager: Any) -> str:
     return roles.get(root, "cache")
 
 
-def _attend(manager: Any) -> None:
+def _wrap_own_put(manager: Any) -> None:
     """Have what a user's manager writes with a put() of its own attested: we are called before it is, by a lookup."""
     if "put" in vars(manager) or not _is_cache(manager) or not _has_own_put(type(manager)):
         return
     write = manager.put
 
     def put_file(data: str | bytes, filename: str, *rest: Any, **named: Any) -> str:
-        def written() -> str:
+        def write_file() -> str:
             path: str = write(data, filename, *rest, **named)
             return path
 
-        return triton_files.attest(manager.cache_dir, filename, _encoded(data), written)
+        return triton_files.attest(manager.cache_dir, filename, _encode_data(data), write_file)
 
     manager.put = put_file
 

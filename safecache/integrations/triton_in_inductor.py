@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from safecache import launchers
-from safecache.code import triton_files
+from safecache.built_code import triton_files
 from safecache.entries import saving
 from safecache.launchers import kernel_recipe
 from safecache.patching.hook import PICKLABLE_LAUNCHERS, hook, verifier
@@ -97,7 +97,7 @@ def reload_cubin_path(wrapped: Callable[..., Any], instance: Any, args: Any, kwa
         missing, location = error, error.args[1]
     finally:
         kernel.cubin_path, kernel.cubin_raw = None, raw  # an unverified binary is never loaded
-    kernel.cubin_path = triton_files.binary(location, raw)
+    kernel.cubin_path = triton_files.find_binary(location, raw)
     if kernel.cubin_path is None:
         raise missing or RuntimeError(_MISSING, location)
 
@@ -139,7 +139,7 @@ def build_fast_launcher(wrapped: Callable[..., Any], instance: Any, args: Any, k
 )
 def getstate(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
     """CachingAutotuner.__getstate__, of a prepared copy, since torch's asserts that there are no launchers."""
-    return wrapped.__func__(kernel_recipe.autotuner(instance))  # type: ignore[attr-defined]
+    return wrapped.__func__(kernel_recipe.copy_autotuner(instance))  # type: ignore[attr-defined]
 
 
 @verifier(
@@ -161,7 +161,7 @@ def read_and_emit(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs:
             return wrapped(bundle)
         for kernel in bundle.kernel_artifacts:
             directory = os.path.join(bundler.triton_cache_dir(kernel.device), kernel.kernel_hash)
-            files = {os.path.basename(path): content for path, content in _files_of_kernel(kernel, directory)}
+            files = {os.path.basename(path): content for path, content in _iter_kernel_files(kernel, directory)}
             triton_files.restore(directory, files)
         autotuners = [each for each in bundle.static_autotuners or () if _has_binaries(each.kernel)]
         return wrapped(dataclasses.replace(bundle, kernel_artifacts=[], static_autotuners=autotuners))
@@ -179,7 +179,7 @@ def _has_binaries(autotuner: Any) -> bool:
     return True
 
 
-def _files_of_kernel(kernel: Any, directory: str) -> Iterator[tuple[str, bytes]]:
+def _iter_kernel_files(kernel: Any, directory: str) -> Iterator[tuple[str, bytes]]:
     placeholder = sys.modules["torch._inductor.triton_bundler"].TritonBundler._REPLACE_BYTES
     for artifact in kernel.artifacts:
         content: bytes = artifact.payload
@@ -203,15 +203,15 @@ def collect(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) 
     unread = set()
     for kernel in getattr(sys.modules["torch._inductor.triton_bundler"].TritonBundler, "_entries", None) or ():
         directory = directories[kernel.kernel_hash] = os.path.join(kernel.directory, kernel.kernel_hash)
-        if not _admit(directory):
+        if not _settle_directory(directory):
             unread.add(kernel.kernel_hash)
     bundle, *rest = wrapped(*args, **kwargs)
-    kernels = [_without_temporaries(each) for each in bundle.kernel_artifacts if each.kernel_hash not in unread]
+    kernels = [_drop_temporaries(each) for each in bundle.kernel_artifacts if each.kernel_hash not in unread]
     sound = [kernel for kernel in kernels if _is_sound(kernel, directories[kernel.kernel_hash])]
     return dataclasses.replace(bundle, kernel_artifacts=sound), *rest
 
 
-def _admit(directory: str) -> bool:
+def _settle_directory(directory: str) -> bool:
     """Quarantine each unattested file in there; False, and reported, if a file cannot be settled."""
     for name in os.listdir(directory) if os.path.isdir(directory) else ():
         path = os.path.join(directory, name)
@@ -225,13 +225,13 @@ def _admit(directory: str) -> bool:
     return True
 
 
-def _without_temporaries(kernel: Any) -> Any:
+def _drop_temporaries(kernel: Any) -> Any:
     artifacts = [artifact for artifact in kernel.artifacts if not layout.is_temporary(artifact.filename)]
     return dataclasses.replace(kernel, artifacts=artifacts)
 
 
 def _is_sound(kernel: Any, directory: str) -> bool:
-    return all(attestations.is_known(path, content) for path, content in _files_of_kernel(kernel, directory))
+    return all(attestations.is_known(path, content) for path, content in _iter_kernel_files(kernel, directory))
 
 
 @hook(

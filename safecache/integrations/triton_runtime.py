@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from safecache import compiles, loads
-from safecache.code import exec_directory, triton_files
+from safecache import compiles, load_errors
+from safecache.built_code import exec_directory, triton_files
 from safecache.patching.hook import hook, verifier
 from safecache.ports import KernelRequest, Use, plugs
 from safecache.reporting.kinds import Kind
@@ -34,14 +34,14 @@ _INSTEAD_LISTENER = "triton.knobs.compilation.listener: it hears of compiles tha
 def compile(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
     """triton.compile, which can pass through several of these, one for each module."""
 
-    def compiled(src: Any, target: Any = None, options: Any = None, _env_vars: Any = None) -> Any:
+    def compile_kernel(src: Any, target: Any = None, options: Any = None, _env_vars: Any = None) -> Any:
         if compiles.current.makes_kernel:
             return wrapped(*args, **kwargs)
         flight = plugs.single_flight.compile_scope(Kind.KERNEL, math.inf)
-        with compiles.scope(makes_kernel=True, is_told=False), triton_files.compiling(), flight:
+        with compiles.override_scope(makes_kernel=True, is_told=False), triton_files.kernel_scope(), flight:
             return plugs.compiler.compile(src, (target, options, _env_vars), lambda: wrapped(*args, **kwargs))
 
-    return compiled(*args, **kwargs)
+    return compile_kernel(*args, **kwargs)
 
 
 @hook(
@@ -53,7 +53,7 @@ def compile(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) 
 def get_cache_key(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> str:
     """get_cache_key, as triton.compile() calls it: notes what it is of."""
 
-    def computed(src: Any, backend: Any, backend_options: Any, env_vars: Any) -> str:
+    def compute_key(src: Any, backend: Any, backend_options: Any, env_vars: Any) -> str:
         plugs.compiler.begin()
         key: str = wrapped(src, backend, backend_options, env_vars)
         request = KernelRequest(src, backend, backend_options, key, env_vars)
@@ -61,7 +61,7 @@ def get_cache_key(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs:
         compiles.current.kernel = request
         return key
 
-    return computed(*args, **kwargs)
+    return compute_key(*args, **kwargs)
 
 
 @verifier(
@@ -76,8 +76,8 @@ def init_kernel(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: A
     What was found in a cache is announced to the load guard.
     """
 
-    def make(src: Any, metadata_group: Mapping[str, str], hash: str) -> None:
-        directory = _directory(hash)
+    def make_kernel(src: Any, metadata_group: Mapping[str, str], hash: str) -> None:
+        directory = _find_directory(hash)
         write = triton_files.current_write()
         is_made = directory in map(os.path.dirname, write.digests)
         write.read_back(lambda group: wrapped(src, group, hash), metadata_group)
@@ -85,10 +85,10 @@ def init_kernel(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: A
             root, name = os.path.split(directory)
             plugs.load_guard.announce(Use(Kind.KERNEL, root, [name], instance, forgives=True))
 
-    make(*args, **kwargs)
+    make_kernel(*args, **kwargs)
 
 
-def _directory(hash: str) -> str:
+def _find_directory(hash: str) -> str:
     """Return the directory of the kernel with this hash of its cache key, in hex, like Triton's get_cache_manager()."""
     name = base64.b32encode(bytes.fromhex(hash)).decode().rstrip("=")
     return os.path.join(sys.modules["triton"].knobs.cache.dir, name)
@@ -105,7 +105,7 @@ def build(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) ->
     """_build: says what to install if there is no compiler, or no Python.h."""
     language = "C++" if kwargs.get("language") == "c++" or args[7:] == ("c++",) else "C"
     purpose = "Triton compiles its driver helper and the launchers of its kernels with it"
-    return loads.explain_build(wrapped, args, kwargs, purpose, language=language)
+    return load_errors.explain_build(wrapped, args, kwargs, purpose, language=language)
 
 
 @hook(
@@ -118,7 +118,7 @@ def load_module_from_path(wrapped: Callable[..., Any], instance: Any, args: Any,
 
     def load(name: str, path: str) -> Any:
         explained = partial(
-            loads.explain_load, wrapped, (name, exec_directory.executable_path(path)), {}, "TRITON_CACHE_DIR"
+            load_errors.explain_load, wrapped, (name, exec_directory.place_executable(path)), {}, "TRITON_CACHE_DIR"
         )
         directory, name = os.path.split(path)
         root, key = os.path.split(directory)
@@ -137,7 +137,7 @@ def raise_triton_cache_load_error(wrapped: Callable[..., Any], instance: Any, ar
     """_raise_triton_cache_load_error: an error that is explained already is raised without torch's guess on top."""
 
     def explain(exc: BaseException) -> None:
-        if loads.is_explained(exc):
+        if load_errors.is_explained(exc):
             raise exc
         wrapped(exc)
 

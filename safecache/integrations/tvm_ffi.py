@@ -8,8 +8,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from safecache import compiles, loads
-from safecache.code import extension_builds, lock_guards, ninja_builds, sources
+from safecache import compiles, load_errors
+from safecache.built_code import extension_builds, lock_guards, ninja_builds, sources
 from safecache.patching.hook import hook, verifier
 from safecache.settings import config
 from safecache.tiers import directory_faults
@@ -42,9 +42,9 @@ def build_library(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs:
     """
 
     def build(name: str, **named: Any) -> str:
-        directory = named.get("build_directory") or _cache()
+        directory = named.get("build_directory") or _find_cache()
         try:
-            with extension_builds.locked_late(translates=False):
+            with extension_builds.postpone_lock(translates=False):
                 return str(wrapped(name, **named))
         except (OSError, RuntimeError) as error:
             fault = directory_faults.find(error, directory)
@@ -52,14 +52,14 @@ def build_library(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs:
                 raise
             private = extension_builds.make_private_directory(name)
             extension_builds.report_private_build(name, directory, private, fault.text, _VARIABLE, error)
-            with extension_builds.locked_late(translates=False):
+            with extension_builds.postpone_lock(translates=False):
                 return str(wrapped(name, **named | {"build_directory": private}))
 
     return build(*args, **kwargs)
 
 
-def _cache() -> str:
-    return os.path.expanduser(config.environment().get(_VARIABLE, "~/.cache/tvm-ffi"))
+def _find_cache() -> str:
+    return os.path.expanduser(config.get_environment().get(_VARIABLE, "~/.cache/tvm-ffi"))
 
 
 @verifier("tvm_ffi.utils.lockfile:FileLock.__enter__(self)", why=_WAIT, issue=f"{_SOURCE}/utils/lockfile.py#L119")
@@ -67,7 +67,7 @@ def lock(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> 
     """FileLock.__enter__: taken only once something is to be built, and no longer awaited than SAFECACHE_WAIT says."""
     path = os.fspath(instance.lock_file_path)
 
-    def attempt(seconds: float) -> None:
+    def attempt_lock(seconds: float) -> None:
         try:
             instance.blocking_acquire(timeout=seconds)
         except TimeoutError as error:
@@ -75,15 +75,15 @@ def lock(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> 
 
             raise Timeout(path) from error
 
-    def take() -> None:
+    def acquire_lock() -> None:
         # FileLock takes a lock that it cannot open for one that is held.
-        against = directory_faults.objection(os.path.dirname(path))
+        against = directory_faults.find_objection(os.path.dirname(path))
         if against is not None:
             raise PermissionError(errno.EACCES, against, path)
         extension_builds.check_file(path)
-        lock_guards.wait(path, -1.0, attempt)
+        lock_guards.wait(path, -1.0, attempt_lock)
 
-    return instance if lock_guards.guard(instance, path, take, instance.release) else wrapped(*args, **kwargs)
+    return instance if lock_guards.guard(instance, path, acquire_lock, instance.release) else wrapped(*args, **kwargs)
 
 
 @hook(
@@ -106,7 +106,7 @@ def write_source(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: 
 
     def write(path: str, content: str) -> None:
         compiles.current.written = content
-        if sources.text_at(path) != content:
+        if sources.read_unverified_text(path) != content:
             extension_builds.take_lock()
             extension_builds.check_file(path)
             wrapped(path, content)
@@ -127,7 +127,7 @@ def build_ninja(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: A
     """
 
     def build(build_dir: str) -> None:
-        planned = ninja_builds.plan(os.path.join(build_dir, "build.ninja"), compiles.current.written)
+        planned = ninja_builds.plan_build(os.path.join(build_dir, "build.ninja"), compiles.current.written)
         for library in planned.libraries:  # in a directory that the caller names may lie others, of the caller's own
             sources.add_cache(library)
         extension_builds.run_ninja([planned], build_dir, lambda: wrapped(build_dir), is_exclusive=True)
@@ -148,8 +148,8 @@ def load_module(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: A
     """
 
     def load(path: Any, *rest: Any, **named: Any) -> Any:
-        sources.add_cache(_cache())
-        placed = sources.load_path(os.fspath(path), is_built=True)
-        return loads.explain_load(wrapped, (placed, *rest), named, _VARIABLE)
+        sources.add_cache(_find_cache())
+        placed = sources.find_load_path(os.fspath(path), is_built=True)
+        return load_errors.explain_load(wrapped, (placed, *rest), named, _VARIABLE)
 
     return load(*args, **kwargs)

@@ -14,7 +14,7 @@ from typing import Any
 import wrapt
 
 from safecache import compiles
-from safecache.code import vllm_files
+from safecache.built_code import vllm_files
 from safecache.errors import RefusedArtifactError
 from safecache.integrations import compile_scopes
 from safecache.patching.hook import BUILTIN_OPEN, OS_MODULE, hook, verifier
@@ -56,7 +56,7 @@ def load_model(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: An
                 tell(Served(model))
                 found = wrapped(model, aot_compilation_path)
         finally:
-            is_usable = compile_scopes.all_hit(found is not None, _find_tensor_parallel_ranks())
+            is_usable = compile_scopes.agree_on_hit(found is not None, _find_tensor_parallel_ranks())
         if found is not None and not is_usable:
             why, remedy = "another rank of its group has none to use", "Help: give every rank the same cache directory"
             text = events.compose_message("the loaded model is not used", Reason.OTHER_RANK_MISSED.value, why, remedy)
@@ -139,7 +139,7 @@ def load_artifact(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs:
     vLLM catches nothing that its loading raises, and would ask for the same artifact at every start.
     """
     try:
-        with compiles.scope(can_compile=True):
+        with compiles.override_scope(can_compile=True):
             return wrapped(*args, **kwargs)
     except RefusedArtifactError as error:
         if error.is_strict:
@@ -156,17 +156,17 @@ def load_artifact(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs:
 def open_file(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
     """open, as the backends know it: its table of artifacts is verified, and a full disk does not end the engine."""
 
-    def open_it(file: Any, mode: str = "r", *rest: Any, **named: Any) -> Any:
+    def open_path(file: Any, mode: str = "r", *rest: Any, **named: Any) -> Any:
         name = os.path.basename(file) if isinstance(file, str) else ""
         if mode == "r" and name == vllm_files.TABLE:
-            return vllm_files.table(file)
+            return vllm_files.open_table(file)
         if mode == "r" and name == vllm_files.UNUSED_TABLE:
-            return vllm_files.empty_table()
+            return vllm_files.make_empty_table()
         if mode == "w" and (name == vllm_files.TABLE or vllm_files.is_account(name)):
             return vllm_files.Written(file)
         return wrapped(file, mode, *rest, **named)
 
-    return open_it(*args, **kwargs)
+    return open_path(*args, **kwargs)
 
 
 @verifier(

@@ -39,13 +39,13 @@ __all__ = [
     "ServerLimits",
     "Service",
     "ServiceUnavailable",
-    "current",
+    "classify_death",
+    "count_workers",
     "current_limits",
+    "get_service",
     "is_out_of_memory",
-    "of_death",
-    "of_timeout",
-    "quota",
-    "workers",
+    "make_timeout_ending",
+    "read_quota",
 ]
 
 # How often a job is sent if its worker, or the server, is gone.
@@ -81,12 +81,12 @@ class Ending(NamedTuple):
     number: int
 
 
-def of_timeout(seconds: float) -> Ending:
+def make_timeout_ending(seconds: float) -> Ending:
     """The ending of a job that was killed after ``seconds``."""
     return Ending("timeout", math.ceil(seconds))
 
 
-def of_death(ended: Ended, output: str, memory: int) -> Ending:
+def classify_death(ended: Ended, output: str, memory: int) -> Ending:
     """The ending of a worker that died: of memory if its output says so, or it had nearly used ``memory`` bytes."""
     if _OUT_OF_MEMORY.search(output) or ended.peak >= _FULL * memory:
         return Ending("memory", memory)
@@ -138,7 +138,7 @@ class Service:
         self._jobs = jobs
         self._imports = imports
         self._limits = limits or ServerLimits()
-        self.size = size or workers()
+        self.size = size or count_workers()
         self._begin()
         _state.now.services.add(self)
 
@@ -168,7 +168,7 @@ class Service:
         cwd = os.sep
         with suppress(FileNotFoundError):  # it was removed
             cwd = os.getcwd()
-        job = {"environment": config.child_environment(), **job}
+        job = {"environment": config.copy_environment(), **job}
         message = {"job": job, "directory": os.path.join(cwd, directory), "memory": memory, "cwd": cwd}
         try:
             request = protocol.encode(message)
@@ -176,9 +176,9 @@ class Service:
             raise ServiceUnavailable(str(error)) from error
         with self._slots:
             for _ in range(_ATTEMPTS):
-                worker = self._take()
+                worker = self._take_worker()
                 try:
-                    return self._run(worker, request, timeout, memory)
+                    return self._run_job(worker, request, timeout, memory)
                 except (UnreadError, ServerGoneError):
                     continue  # the next attempt raises if that persists
                 finally:
@@ -204,7 +204,7 @@ class Service:
             self._connection.forget()
         self._begin()
 
-    def _run(self, worker: Worker, request: bytes, timeout: float, memory: int) -> Outcome:
+    def _run_job(self, worker: Worker, request: bytes, timeout: float, memory: int) -> Outcome:
         """Raises UnreadError or ServerGoneError if the job was not run for that reason, and ServiceUnavailable."""
         started = time.monotonic()
         try:
@@ -216,9 +216,9 @@ class Service:
             else:
                 raise protocol.ProtocolError("no reply is in the answer")
         except TimeoutError:
-            return self._stopped(worker, of_timeout(timeout), started)
+            return self._stop_worker(worker, make_timeout_ending(timeout), started)
         except protocol.ProtocolError:
-            return self._stopped(worker, Ending("exit", os.EX_PROTOCOL), started)
+            return self._stop_worker(worker, Ending("exit", os.EX_PROTOCOL), started)
         except BaseException:
             self._kill(worker)
             raise
@@ -226,7 +226,7 @@ class Service:
         if reply is None:
             ended = self._end(worker, _GRACE)
             said = worker.output.take()
-            return Outcome(None, of_death(ended, said, memory), said, seconds, ended.peak)
+            return Outcome(None, classify_death(ended, said, memory), said, seconds, ended.peak)
         said = worker.output.take()
         if is_out_of_memory(reply, said):
             return Outcome(None, Ending("memory", memory), said, seconds, self._kill(worker))
@@ -236,7 +236,7 @@ class Service:
         self._put_back(worker)
         return Outcome(reply, None, said, seconds)
 
-    def _stopped(self, worker: Worker, ending: Ending, started: float) -> Outcome:
+    def _stop_worker(self, worker: Worker, ending: Ending, started: float) -> Outcome:
         peak = self._kill(worker)
         return Outcome(None, ending, worker.output.take(), time.monotonic() - started, peak)
 
@@ -249,7 +249,7 @@ class Service:
     def connect(self) -> Connection:
         """The connection to the server, started if there is none, without waiting. Raises ServiceUnavailable."""
         with self._lock:
-            if self._failing.seconds_left("server"):
+            if self._failing.get_seconds_left("server"):
                 raise ServiceUnavailable(self._refusal)
             if self._connection is not None and not self._in_use and self._connection.is_stale():
                 self._connection.close()
@@ -262,15 +262,15 @@ class Service:
                     raise
             return self._connection
 
-    def _take(self) -> Worker:
+    def _take_worker(self) -> Worker:
         """A worker, counted as in use. Raises ServiceUnavailable."""
         while True:
             connection = self.connect()
             try:
                 self._wait_for(connection)
-                worker = self._idle_worker(connection) or Worker(connection, next(self._numbers))
+                worker = self._take_idle_worker(connection) or Worker(connection, next(self._numbers))
             except ServerGoneError as error:
-                self._lost(connection, error)
+                self._handle_loss(connection, error)
                 continue
             with self._lock:
                 self._in_use += 1
@@ -289,12 +289,12 @@ class Service:
         with self._lock:
             self._deaths = 0
             if worker.connection is self._connection:
-                worker.connection.is_used()
+                worker.connection.note_use()
                 self._idle.append(worker)
                 return
         worker.let_go()
 
-    def _idle_worker(self, connection: Connection) -> Worker | None:
+    def _take_idle_worker(self, connection: Connection) -> Worker | None:
         """The idle worker last used, or None; ends those that are stale. Raises ServerGoneError."""
         idle = self._limits.worker_idle
         oldest = time.monotonic() - (idle - min(_MARGIN, idle / 2))
@@ -313,12 +313,12 @@ class Service:
         try:
             ended = worker.end(grace)
         except ServerGoneError as error:
-            self._lost(worker.connection, error)
+            self._handle_loss(worker.connection, error)
             raise
         self._deaths = 0
         return ended
 
-    def _lost(self, connection: Connection, error: ServerGoneError) -> None:
+    def _handle_loss(self, connection: Connection, error: ServerGoneError) -> None:
         """Drop a lost server; connect() starts another, unless two were lost in a row. Raises ServiceUnavailable."""
         with self._lock:
             if connection.is_given_up:
@@ -347,7 +347,7 @@ class _State:
         self.services: weakref.WeakSet[Service] = weakref.WeakSet()
         self.current: Service | None = None
 
-    def in_child(self) -> _State:
+    def forget_services(self) -> _State:
         for service in list(self.services):
             service.forget()
         self.services.clear()
@@ -356,10 +356,10 @@ class _State:
 
 
 # The same after reset(), for they are in use.
-_state: Part[_State] = Part(functools.cache(_State), _State.in_child)
+_state: Part[_State] = Part(functools.cache(_State), _State.forget_services)
 
 
-def current() -> Service:
+def get_service() -> Service:
     """Return this process's service. A forked child has its own."""
     with _state.lock:
         state = _state.now
@@ -378,27 +378,27 @@ _MOST = 8
 _GROUPS, _OWN_GROUPS = "/sys/fs/cgroup", "/proc/self/cgroup"
 
 
-def workers() -> int:
+def count_workers() -> int:
     """How many workers to have: the usable CPUs, 8 at most, divided by the job's ranks on this host; at least 1."""
-    ranks = config.child_environment().get("LOCAL_WORLD_SIZE", "")
+    ranks = config.copy_environment().get("LOCAL_WORLD_SIZE", "")
     share = int(ranks) if ranks.isascii() and ranks.isdigit() else 1
-    allowed, most = len(os.sched_getaffinity(0)), quota()
+    allowed, most = len(os.sched_getaffinity(0)), read_quota()
     usable = allowed if most is None else min(allowed, max(1, int(most)))
     return max(1, min(usable, _MOST) // max(1, share))
 
 
-def quota() -> float | None:
+def read_quota() -> float | None:
     """Return the lowest CPU quota of this process's cgroups, as a number of CPUs; None without a limit."""
     quotas = (
         limit
-        for hierarchy, group in _groups()
+        for hierarchy, group in _iter_groups()
         for each in (group, *PurePath(group).parents)
-        for limit in _limit(os.path.join(hierarchy, str(each).lstrip("/")))
+        for limit in _iter_limits(os.path.join(hierarchy, str(each).lstrip("/")))
     )
     return min(quotas, default=None)
 
 
-def _groups() -> Iterator[tuple[str, str]]:
+def _iter_groups() -> Iterator[tuple[str, str]]:
     """The hierarchies that limit CPU time, and this process's group in each (cgroups(7)).
 
     In a container, the group itself is often mounted as the top.
@@ -412,7 +412,7 @@ def _groups() -> Iterator[tuple[str, str]]:
                 yield from ((os.path.join(_GROUPS, name), group) for name in ("cpu", controllers))
 
 
-def _limit(directory: str) -> Iterator[float]:
+def _iter_limits(directory: str) -> Iterator[float]:
     with suppress(OSError, ValueError), open(os.path.join(directory, "cpu.max"), encoding="utf-8") as file:
         most, period = map(int, file.read().split())  # ValueError: "max"
         yield most / period
@@ -457,11 +457,11 @@ def current_limits(*, tuning: bool) -> Limits:
     """The limits by the current settings. ``tuning``: the compile is one of several configurations of a kernel."""
     chosen = config.current()
     timeout = chosen.compile_timeout or (_TIMEOUT_WHILE_TUNING if tuning else _TIMEOUT)
-    return Limits(timeout, chosen.compile_memory or max(settings.LEAST_COMPILE_MEMORY, _half_of_memory()))
+    return Limits(timeout, chosen.compile_memory or max(settings.LEAST_COMPILE_MEMORY, _halve_memory()))
 
 
 @functools.cache
-def _half_of_memory() -> int:
+def _halve_memory() -> int:
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     # Beyond a container's limit, the OOM killer may hit a process other than the worker. Without a limit: "max".
     with suppress(OSError, ValueError), open(_CGROUP_LIMIT, encoding="utf-8") as file:

@@ -16,8 +16,8 @@ from queue import SimpleQueue
 from typing import Any, NamedTuple, Protocol
 
 from safecache import compiles
-from safecache.code.triton_place import LIST
-from safecache.files import opening, private_directory
+from safecache.built_code.triton_place import LIST
+from safecache.fs import opening, private_directory
 from safecache.isolation import client, crashes, encoding, protocol
 from safecache.isolation.client import Limits, Outcome, Request
 from safecache.places import layout
@@ -33,9 +33,9 @@ __all__ = [
     "Made",
     "Manager",
     "UnusableError",
-    "ahead",
-    "in_process",
     "obtain",
+    "prepare_ahead",
+    "report_in_process",
     "run",
     "run_together",
 ]
@@ -66,7 +66,7 @@ class Made(NamedTuple):
     times: dict[str, Any]
 
 
-def in_process(what: str, why: str, error: BaseException | None = None) -> None:
+def report_in_process(what: str, why: str, error: BaseException | None = None) -> None:
     """Report, once per reason, that ``what`` is compiled in this process."""
     message = f"compiling {what} in this process"
     events.report(Reason.NOT_ISOLATED, message, why=why, cause=why, remedy=_REMEDY, error=error)
@@ -81,35 +81,35 @@ def obtain(request: Request, manager: Manager) -> Made | None:
     """
     note = crashes.find(request.root, request.hash, request.limits)
     if note is not None:
-        raise crashes.skipped(request.hash, note)
+        raise crashes.report_skip(request.hash, note)
     # The kernel is encoded while the server starts.
-    client.current().start()
+    client.get_service().start()
     try:
-        attempt = _attempt(request)
+        attempt = _attempt_compile(request)
         with closing(attempt):
-            return _taken(request, manager, attempt)
+            return _take_result(request, manager, attempt)
     except encoding.FrontEndError:
         return None
     except encoding.CannotTravel as error:
-        in_process(f"the kernel {request.source.name}", str(error), error)
+        report_in_process(f"the kernel {request.source.name}", str(error), error)
     except (client.ServiceUnavailable, UnusableError) as error:
-        in_process("a compile of Triton's", str(error), error)
+        report_in_process("a compile of Triton's", str(error), error)
     return None
 
 
-def _attempt(request: Request) -> Attempt:
+def _attempt_compile(request: Request) -> Attempt:
     """The attempt at this compile. During a tuning, all its other configurations are compiled ahead with it."""
     tuning = compiles.current.kernel_tuning
     if tuning is None:
         return run(request)
     made: Attempt | None = tuning.attempts.pop(request.key, None)
     if made is None:
-        made, further = run_together(request, _others(tuning.asked(), request))
+        made, further = run_together(request, _iter_uncached(tuning.iter_requests(), request))
         tuning.attempts.update(further)
     return made
 
 
-def _others(asked: Iterable[KernelRequest], request: Request) -> Iterator[Request]:
+def _iter_uncached(asked: Iterable[KernelRequest], request: Request) -> Iterator[Request]:
     """Yield the compiles in ``asked`` for which the cache has neither the kernel nor a note of a crash."""
     known = {request.key}
     for each in asked:
@@ -117,37 +117,37 @@ def _others(asked: Iterable[KernelRequest], request: Request) -> Iterator[Reques
         if other.key not in known:
             known.add(other.key)
             manager = sys.modules["triton.compiler.compiler"].get_cache_manager(other.hash)
-            with compiles.scope(only_looks=True):
+            with compiles.override_scope(only_looks=True):
                 is_cached = manager.get_group(other.metadata) is not None
             if not is_cached and crashes.find(other.root, other.hash, other.limits) is None:
                 yield other
 
 
-def _taken(request: Request, manager: Manager, attempt: Attempt) -> Made | None:
+def _take_result(request: Request, manager: Manager, attempt: Attempt) -> Made | None:
     """Put the worker's result into the cache; None if the worker rejected the kernel. Raises what obtain() raises."""
     outcome, directory = attempt.outcome, attempt.directory
     reply = outcome.reply or {}
     error = reply.get("error", {"type": "", "message": ""})
     if not isinstance(error, dict) or not all(isinstance(error.get(name), str) for name in ("type", "message")):
         raise UnusableError("the answer of the process that compiled it makes no sense")
-    found = crashes.diagnosed(outcome, directory)
+    found = crashes.diagnose_crash(outcome, directory)
     if found is not None:
-        raise crashes.confirmed(request, attempt.job, found, outcome, directory)
+        raise crashes.confirm_crash(request, attempt.job, found, outcome, directory)
     if "error" in reply:
         errors = sys.modules["triton.runtime.errors"]
         if error["type"].rpartition(".")[2] == errors.PTXASError.__name__:
-            protocol.repeat(reply)  # what Triton prints then, such as the PTX
+            protocol.repeat_remarks(reply)  # what Triton prints then, such as the PTX
             raise errors.PTXASError(error["message"].removeprefix(str(errors.PTXASError(""))))
         return None
-    contents = _contents(request, reply, directory)
-    protocol.repeat(reply)
+    contents = _read_outputs(request, reply, directory)
+    protocol.repeat_remarks(reply)
     group = {name: manager.put(content, name) for name, content in contents.items()}
     manager.put_group(list(group)[-1], group)
     events.count(Count.ISOLATED, seconds=outcome.seconds)
-    return Made(group, _times(reply))
+    return Made(group, _parse_times(reply))
 
 
-def _contents(request: Request, reply: dict[str, Any], directory: str) -> dict[str, bytes]:
+def _read_outputs(request: Request, reply: dict[str, Any], directory: str) -> dict[str, bytes]:
     """The files that the worker wrote by name, sorted, the kernel's metadata last. Raises UnusableError."""
     if reply.get("key") != request.hash:
         raise UnusableError("the process that compiled it came to another cache key")
@@ -173,19 +173,19 @@ def _contents(request: Request, reply: dict[str, Any], directory: str) -> dict[s
     return contents
 
 
-def _times(reply: dict[str, Any]) -> dict[str, Any]:
+def _parse_times(reply: dict[str, Any]) -> dict[str, Any]:
     """The times for Triton's listeners, in µs; 0 for invalid values."""
     told = reply.get("times")
     times = told if isinstance(told, dict) else {}
     stages = times.get("lowering_stages")
     pairs = [each for each in stages if isinstance(each, list) and len(each) == 2] if isinstance(stages, list) else []
     names = ("ir_initialization", "store_results")
-    return {name: _microseconds(times.get(name)) for name in names} | {
-        "lowering_stages": [(str(stage), _microseconds(time)) for stage, time in pairs]
+    return {name: _parse_microseconds(times.get(name)) for name in names} | {
+        "lowering_stages": [(str(stage), _parse_microseconds(time)) for stage, time in pairs]
     }
 
 
-def _microseconds(value: Any) -> int:
+def _parse_microseconds(value: Any) -> int:
     return value if isinstance(value, int) else 0
 
 
@@ -200,7 +200,7 @@ class Attempt(NamedTuple):
 
 def run(request: Request) -> Attempt:
     """Compile in a worker. Raises CannotTravel, ServiceUnavailable and UnusableError."""
-    return _run(_job(request), request.limits)
+    return _run_job(_encode_job(request), request.limits)
 
 
 def run_together(request: Request, others: Iterable[Request]) -> tuple[Attempt, dict[str, Attempt]]:
@@ -208,7 +208,7 @@ def run_together(request: Request, others: Iterable[Request]) -> tuple[Attempt, 
 
     Raises what run() raises for ``request``. Waits for all, since a busy machine would falsify a measurement.
     """
-    batch = _Batch(request.limits, client.current().size)
+    batch = _Batch(request.limits, client.get_service().size)
     try:
         batch.add(request)
         for other in others:
@@ -216,7 +216,7 @@ def run_together(request: Request, others: Iterable[Request]) -> tuple[Attempt, 
             with suppress(encoding.CannotTravel):
                 batch.add(other)
         batch.finish()
-        return batch.attempt_of(request.key), batch.done
+        return batch.take_attempt(request.key), batch.done
     except BaseException:
         batch.cancel()
         raise
@@ -237,7 +237,7 @@ class _Batch:
 
     def add(self, request: Request) -> None:
         """Queue a request. Raises CannotTravel."""
-        self._queue.put((request.key, _job(request)))
+        self._queue.put((request.key, _encode_job(request)))
         # If no more threads can be started, there are fewer.
         with suppress(RuntimeError):
             if len(self._helpers) < self._threads - 1:
@@ -253,7 +253,7 @@ class _Batch:
         for helper in self._helpers:
             helper.join()
 
-    def attempt_of(self, key: str) -> Attempt:
+    def take_attempt(self, key: str) -> Attempt:
         """The attempt for ``key``, which the caller must close. Raises as run() does."""
         if key in self._failed:
             raise self._failed[key]
@@ -276,7 +276,7 @@ class _Batch:
             if self._is_cancelled:
                 return
             try:
-                attempt = _run(job, self._limits)
+                attempt = _run_job(job, self._limits)
             except Exception as error:  # attempt_of() raises the caller's; others fail again in turn
                 self._failed[key] = error
                 continue
@@ -287,17 +287,17 @@ class _Batch:
             attempt.close()
 
 
-def _run(job: dict[str, Any], limits: Limits) -> Attempt:
+def _run_job(job: dict[str, Any], limits: Limits) -> Attempt:
     with ExitStack() as undone:
         try:
             directory = undone.enter_context(private_directory.create_temporary())
         except OSError as error:
             raise UnusableError(str(error)) from error
-        outcome = client.current().run(job, directory, timeout=limits.timeout, memory=limits.memory)
+        outcome = client.get_service().run(job, directory, timeout=limits.timeout, memory=limits.memory)
         return Attempt(job, outcome, directory, undone.pop_all().close)
 
 
-def _job(request: Request) -> dict[str, Any]:
+def _encode_job(request: Request) -> dict[str, Any]:
     target = request.backend.target
     return {
         "source": encoding.encode(request.source, target, vars(request.options)),
@@ -333,12 +333,12 @@ class Ahead(NamedTuple):
         return f"@{found[1]}" if found is not None else str(self.request.source.name)
 
 
-def ahead(
+def prepare_ahead(
     path: str, target: Any, options: dict[str, Any] | None, variables: Any, limits: Callable[[], Limits]
 ) -> Ahead | None:
     """The compile to make before Triton reads ``path``; None if it is cached, or cannot be isolated."""
     compiler = sys.modules["triton.compiler.compiler"]
-    source = _unparsed(compiler, path)
+    source = _make_unparsed(compiler, path)
     if source is None:
         return None
     backend = compiler.make_backend(target or compiler.driver.active.get_current_target())
@@ -353,19 +353,19 @@ def ahead(
         return None
     root = os.path.dirname(directory)
     places = [directory, *(place for place, _ in fallback.iter_lower_paths(directory, root))]
-    if any(name.startswith(LIST) for place in places for name in _names_in(place)):
+    if any(name.startswith(LIST) for place in places for name in _list_names(place)):
         return None  # whoever stored the group has parsed the file
     return Ahead(Request(source, backend, parsed, key, "", root, limits()), variables, directory, manager)
 
 
-def _names_in(place: str) -> list[str]:
+def _list_names(place: str) -> list[str]:
     try:
         return layout.list_entries(place)
     except OSError:
         return []  # reported by the lookup
 
 
-def _unparsed(compiler: Any, path: str) -> Any:
+def _make_unparsed(compiler: Any, path: str) -> Any:
     """An IRSource without the result of parsing; None for a file that is not parsed, or cannot be read."""
     source = object.__new__(compiler.IRSource)
     source.path, source.ext = path, Path(path).suffix[1:]

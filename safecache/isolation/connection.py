@@ -30,9 +30,9 @@ __all__ = [
     "UnreadError",
     "Worker",
     "close",
-    "notes",
-    "pipe",
-    "socketpair",
+    "open_notes",
+    "open_pipe",
+    "open_socketpair",
 ]
 
 
@@ -49,7 +49,7 @@ def _close_all(files: set[Closable]) -> set[Closable]:
 _open: Part[set[Closable]] = Part(functools.cache(set), _close_all)
 
 
-def socketpair() -> tuple[socket.socket, socket.socket]:
+def open_socketpair() -> tuple[socket.socket, socket.socket]:
     """A connected pair. Raises OSError."""
     with fork_lock:
         pair = socket.socketpair()
@@ -57,7 +57,7 @@ def socketpair() -> tuple[socket.socket, socket.socket]:
     return pair
 
 
-def pipe() -> tuple[FileIO, FileIO]:
+def open_pipe() -> tuple[FileIO, FileIO]:
     """A pipe: the read end, which does not block, and the write end. Raises OSError."""
     with fork_lock:
         read_end, write_end = os.pipe()
@@ -67,7 +67,7 @@ def pipe() -> tuple[FileIO, FileIO]:
     return pair
 
 
-def notes() -> FileIO:
+def open_notes() -> FileIO:
     """A file in memory, or /dev/null if the kernel has none. Raises OSError."""
     with fork_lock:
         try:
@@ -135,9 +135,9 @@ class Connection:
         self._used = time.monotonic()
         try:
             with ExitStack() as undone:
-                self._notes = notes()
+                self._notes = open_notes()
                 undone.callback(close, self._notes)
-                self._control, theirs = socketpair()
+                self._control, theirs = open_socketpair()
                 undone.callback(close, self._control, theirs)
                 self._process = self._start(theirs.fileno(), jobs)
                 undone.pop_all()
@@ -157,11 +157,11 @@ class Connection:
         }
         return subprocess.Popen(
             # Without site: modules that .pth files import may make forking unsafe.
-            [sys.executable, "-S", "-c", _BOOT.format(_paths(self._imports), descriptor, setup)],
+            [sys.executable, "-S", "-c", _BOOT.format(_list_paths(self._imports), descriptor, setup)],
             stdin=subprocess.DEVNULL,
             stdout=self._notes,
             stderr=self._notes,
-            **children.apart(config.child_environment() | {"SAFECACHE": "0"}),
+            **children.make_options(config.copy_environment() | {"SAFECACHE": "0"}),
             pass_fds=(descriptor,),
             # Signals from the terminal, such as Ctrl-C, are for this process's group only.
             start_new_session=True,
@@ -216,17 +216,17 @@ class Connection:
                     protocol.send(self._control, message, passed)
                 answer = protocol.receive(self._control, time.monotonic() + patience)
         except (OSError, protocol.ProtocolError) as error:
-            raise self._gone(f"{type(error).__name__}: {error}") from error
+            raise self._make_gone_error(f"{type(error).__name__}: {error}") from error
         except BaseException:
             # Interrupted: the next answer could be to any request.
             self.close()
             raise
         if answer is None:
-            raise self._gone("it closed its channel")
-        self.is_used()
+            raise self._make_gone_error("it closed its channel")
+        self.note_use()
         return answer
 
-    def _gone(self, how: str) -> ServerGoneError:
+    def _make_gone_error(self, how: str) -> ServerGoneError:
         said = ""
         with suppress(OSError, ValueError):  # closed by another thread
             if not self._is_ready:
@@ -234,7 +234,7 @@ class Connection:
                 said = self._notes.read().decode("utf-8", "replace").strip()[-_MOST_SAID:]
         return ServerGoneError(f"{how} (exit status {self.close()}) {said}".strip())
 
-    def is_used(self) -> None:
+    def note_use(self) -> None:
         """Note that the server is in use, which postpones its end."""
         self._used = time.monotonic()
 
@@ -263,7 +263,7 @@ class Connection:
         self._process.returncode = 0  # or Popen warns that it still runs
 
 
-def _paths(imports: tuple[str, ...]) -> list[str]:
+def _list_paths(imports: tuple[str, ...]) -> list[str]:
     """Return this process's sys.path, for a server without site and with another working directory."""
     standard = os.path.dirname(os.__file__)
     paths = [path for path in sys.path if isinstance(path, str)]
@@ -292,16 +292,16 @@ class Worker:
         self._number = number
         try:
             with ExitStack() as undone:
-                self._channel, channel = socketpair()
+                self._channel, channel = open_socketpair()
                 undone.callback(close, self._channel, channel)
-                self._pipe, written = pipe()
+                self._pipe, written = open_pipe()
                 undone.callback(close, self._pipe, written)
                 self._pid = connection.fork(number, channel.fileno(), written.fileno())
                 undone.pop_all()
         except OSError as error:
             raise ServiceUnavailable(f"no worker can be started: {error}") from error
         close(channel, written)
-        self._since = _start_time(self._pid)
+        self._since = _read_start_time(self._pid)
         self.output = Output(self._pipe.fileno())
 
     def ask(self, request: bytes, deadline: float) -> dict[str, Any] | None:
@@ -351,7 +351,7 @@ class Worker:
         except ServerGoneError:
             # Kill the children that the worker leaves behind when it ends together with its server. As long as a
             # member of the group lives, its number is not reused.
-            if _start_time(self._pid) in (None, self._since):
+            if _read_start_time(self._pid) in (None, self._since):
                 with suppress(ProcessLookupError, PermissionError):
                     os.killpg(self._pid, signal.SIGKILL)
             raise
@@ -363,7 +363,7 @@ class Worker:
         close(self._channel, self._pipe)
 
 
-def _start_time(pid: int) -> str | None:
+def _read_start_time(pid: int) -> str | None:
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
             return file.read().rpartition(")")[2].split()[19]

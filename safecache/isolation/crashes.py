@@ -21,12 +21,12 @@ from typing import Any, NamedTuple
 from safecache._version import __version__
 from safecache.entries import loading
 from safecache.errors import TritonCompileCrash
-from safecache.files import folders, opening
-from safecache.files.folders import Folder
+from safecache.fs import folders, opening
+from safecache.fs.folders import Folder
 from safecache.isolation import client
 from safecache.isolation.client import Limits, Outcome, Request
 from safecache.isolation.protocol import STAGE_FILE, STAGES, TEMPORARY
-from safecache.places import layout, ours
+from safecache.places import layout, metadata
 from safecache.reporting import events, report
 from safecache.reporting.kinds import Kind, Reason
 from safecache.reporting.report import Refusal
@@ -39,16 +39,16 @@ from safecache.store import entry_files, groups
 __all__ = [
     "Crash",
     "Note",
-    "confirmed",
-    "diagnosed",
+    "confirm_crash",
+    "diagnose_crash",
     "find",
     "forget",
-    "hashes",
+    "iter_notes",
+    "list_hashes",
     "list_reports",
-    "listed",
-    "make",
+    "make_crash",
     "remember",
-    "skipped",
+    "report_skip",
     "write_report",
 ]
 
@@ -112,13 +112,13 @@ class Crash(NamedTuple):
         return f"{signal.Signals(self.number).name if is_named else f'signal {self.number}'}{by}"
 
 
-def make(message: str, attributes: Mapping[str, Any]) -> TritonCompileCrash:
+def make_crash(message: str, attributes: Mapping[str, Any]) -> TritonCompileCrash:
     """The error to raise; if Triton is installed, one that its autotuner skips."""
-    return _raised()(message, **attributes)
+    return _make_crash_type()(message, **attributes)
 
 
 @functools.cache
-def _raised() -> type[TritonCompileCrash]:
+def _make_crash_type() -> type[TritonCompileCrash]:
     try:
         triton = importlib.import_module("triton.runtime.errors")
         bases = (TritonCompileCrash, triton.PTXASError, triton.OutOfResources)
@@ -127,7 +127,7 @@ def _raised() -> type[TritonCompileCrash]:
 
     def reduce(self: TritonCompileCrash) -> tuple[Any, ...]:
         names = ("how", "signal", "stage", "kernel", "config", "report")
-        return make, (str(self), {name: getattr(self, name) for name in names})
+        return make_crash, (str(self), {name: getattr(self, name) for name in names})
 
     # What handlers of the base classes print.
     members = {"error_message": property(str), "required": 0, "limit": 0, "name": "Triton's compiler"}
@@ -148,7 +148,7 @@ class Note(NamedTuple):
     report: str | None
     moment: float
 
-    def holds(self, limits: Limits, now: float) -> bool:
+    def is_valid(self, limits: Limits, now: float) -> bool:
         """Whether at ``now``, in seconds since the epoch, a compile with these limits would crash too."""
         if now - self.moment > (_LIMIT_LASTS if self.crash.is_of_limit else _LASTS):
             return False
@@ -168,18 +168,18 @@ def remember(root: str, hash: str, note: Note) -> None:
         return
     stated = json.dumps(note._asdict() | {"crash": note.crash._asdict()}).encode()
     namespace = config.current().namespace
-    sealed = seal.attach(stated, Kind.KNOWN_BAD, hash, key, provenance.statement(Kind.KNOWN_BAD), namespace)
+    sealed = seal.attach(stated, Kind.KNOWN_BAD, hash, key, provenance.make_statement(Kind.KNOWN_BAD), namespace)
     try:
-        entry_files.publish(_path(root, hash), sealed, root)
+        entry_files.publish(_make_path(root, hash), sealed, root)
     except OSError as error:
-        action = f"write the note of a crash {_path(root, hash)}"
+        action = f"write the note of a crash {_make_path(root, hash)}"
         report.fail_write(action, error, "Only this process skips that configuration.", root, "TRITON_CACHE_DIR")
 
 
 def find(root: str, hash: str, limits: Limits) -> Note | None:
     """The note of this hash that holds for these limits, or None. A refused note is reported."""
-    note = _known.now.get((root, hash)) or _read(root, hash)
-    if note is None or not note.holds(limits, time.time()):
+    note = _known.now.get((root, hash)) or _read_note(root, hash)
+    if note is None or not note.is_valid(limits, time.time()):
         return None
     _known.now[root, hash] = note
     return note
@@ -189,45 +189,45 @@ def forget(root: str, hash: str) -> bool:
     """Remove the crash note of the kernel ``hash``, to recompile it; return whether there was one. Raises OSError."""
     known = _known.now.pop((root, hash), None) is not None
     try:
-        with folders.open_parent(root, _path(root, hash)) as (folder, name):
+        with folders.open_parent(root, _make_path(root, hash)) as (folder, name):
             folder.unlink(name)
     except FileNotFoundError:
         return known
     return True
 
 
-def hashes(root: str) -> list[str]:
+def list_hashes(root: str) -> list[str]:
     """Return the hashes of kernels with a crash note in the cache ``root``, valid or not. Raises OSError."""
-    return [name for name in layout.list_entries(os.path.dirname(_path(root, ""))) if _HASH.fullmatch(name)]
+    return [name for name in layout.list_entries(os.path.dirname(_make_path(root, ""))) if _HASH.fullmatch(name)]
 
 
-def listed(root: str) -> Iterator[tuple[str, Note]]:
+def iter_notes(root: str) -> Iterator[tuple[str, Note]]:
     """Yield hash and note of each crash that still applies at its own limits. Reports refused notes. Raises OSError."""
-    for hash in hashes(root):
-        note = _read(root, hash)
-        if note is not None and note.holds(Limits(note.crash.number, note.crash.number), time.time()):
+    for hash in list_hashes(root):
+        note = _read_note(root, hash)
+        if note is not None and note.is_valid(Limits(note.crash.number, note.crash.number), time.time()):
             yield hash, note
 
 
-def _path(root: str, hash: str) -> str:
-    return ours.metadata_path(root, ours.KNOWN_BAD, hash)
+def _make_path(root: str, hash: str) -> str:
+    return metadata.make_path(root, metadata.KNOWN_BAD, hash)
 
 
-def _read(root: str, hash: str) -> Note | None:
-    path = _path(root, hash)
+def _read_note(root: str, hash: str) -> Note | None:
+    path = _make_path(root, hash)
     content = loading.read_unverified(Kind.KNOWN_BAD, path)
     if content is None:
         return None
     found = trust.examine(content, Kind.KNOWN_BAD, hash, None)
     if not isinstance(found, Refusal):
         with suppress(ValueError, TypeError, KeyError, RecursionError):
-            return _decoded(json.loads(seal.payload_of(content)))
+            return _decode_note(json.loads(seal.strip_unverified(content)))
         found = Refusal(Reason.UNKNOWN_FORMAT, "this version does not know its format")
     report.refuse(found._replace(remedy=""), Kind.KNOWN_BAD, path, _REMEDY)
     return None
 
 
-def _decoded(stated: Any) -> Note:
+def _decode_note(stated: Any) -> Note:
     """Raises ValueError, TypeError and KeyError for a note that this version would not write, whoever sealed it."""
     note = Note(**stated | {"crash": Crash(**stated["crash"])})
     texts = (note.crash.how, note.crash.stage, note.kernel, note.report or "")
@@ -239,12 +239,12 @@ def _decoded(stated: Any) -> Note:
     return note
 
 
-def diagnosed(outcome: Outcome, directory: str) -> Crash | None:
+def diagnose_crash(outcome: Outcome, directory: str) -> Crash | None:
     """The crash that a compile ended with; None if it ended well, or with an error of the kernel's author.
 
     ``directory``: the job's.
     """
-    stage = _read_file(os.path.join(directory, STAGE_FILE)).decode("ascii", "replace")
+    stage = _read_unverified(os.path.join(directory, STAGE_FILE)).decode("ascii", "replace")
     if stage not in STAGES:
         stage = "source"  # it had begun none
     if outcome.ending is not None:
@@ -255,16 +255,16 @@ def diagnosed(outcome: Outcome, directory: str) -> Crash | None:
     return Crash("recovered", 0, stage)
 
 
-def skipped(hash: str, note: Note) -> TritonCompileCrash:
+def report_skip(hash: str, note: Note) -> TritonCompileCrash:
     """The error for a configuration that is known to crash."""
     when = units.write_time(note.moment)
-    why = f"on {when} that crashed Triton's compiler, {_of(note.crash)}"
+    why = f"on {when} that crashed Triton's compiler, {_describe_crash(note.crash)}"
     remedy = f"Help: after a repair, safecache forget {hash[:16]}"
-    events.report(Reason.CRASHED_BEFORE, f"not compiling kernel {_words(note)}", why=why, remedy=remedy)
-    return _error(f"safecache: not compiling kernel {_words(note)}: {why}. {remedy}", note)
+    events.report(Reason.CRASHED_BEFORE, f"not compiling kernel {_describe_note(note)}", why=why, remedy=remedy)
+    return _make_error(f"safecache: not compiling kernel {_describe_note(note)}: {why}. {remedy}", note)
 
 
-def confirmed(
+def confirm_crash(
     request: Request, job: dict[str, Any], found: Crash, outcome: Outcome, directory: str
 ) -> TritonCompileCrash:
     """The error for a new crash, after a second run to confirm it, with its report and its note written."""
@@ -280,7 +280,7 @@ def confirmed(
     options = vars(request.options)
     # What an autotuner varies.
     varied = {name: options[name] for name in ("num_warps", "num_stages", "num_ctas") if name in options}
-    note = Note(found, request.source.name, varied | _constants(request.source), report, time.time())
+    note = Note(found, request.source.name, varied | _list_constants(request.source), report, time.time())
     remembered = found.is_of_limit or (again is not None and again[0] is not None and again[0].is_of_kernel)
     if remembered:
         remember(request.root, request.hash, note)
@@ -289,9 +289,9 @@ def confirmed(
         parts.append(f"It is skipped from now on (to have it compiled again: safecache forget {request.hash[:16]}).")
     parts.append(f"The report is {report}." if report else f"No report could be written: {problem}.")
     remedy = " ".join(parts)
-    message, why = f"Triton's compiler crashed on kernel {_words(note)}", _of(found)
+    message, why = f"Triton's compiler crashed on kernel {_describe_note(note)}", _describe_crash(found)
     events.report(Reason.CRASHED, message, why=why, cause=request.source.name, remedy=remedy)
-    return _error(f"safecache: {message}, {why}. {remedy}", note)
+    return _make_error(f"safecache: {message}, {why}. {remedy}", note)
 
 
 def _run_again(job: dict[str, Any], limits: Limits, directory: str) -> tuple[Crash | None, Outcome] | None:
@@ -300,26 +300,26 @@ def _run_again(job: dict[str, Any], limits: Limits, directory: str) -> tuple[Cra
     traced = {"TRITON_REPRODUCER_PATH": os.path.join(second, "kernel")}
     source = job["source"]
     knobs = source["knobs"] | {"compilation": source["knobs"]["compilation"] | {"store_binary_only": False}}
-    job = {**job, "environment": config.child_environment() | traced, "source": source | {"knobs": knobs}}
+    job = {**job, "environment": config.copy_environment() | traced, "source": source | {"knobs": knobs}}
     try:
         os.mkdir(second)
-        outcome = client.current().run(job, second, timeout=limits.timeout, memory=limits.memory)
+        outcome = client.get_service().run(job, second, timeout=limits.timeout, memory=limits.memory)
     except (OSError, client.ServiceUnavailable):
         return None
-    return diagnosed(outcome, second), outcome
+    return diagnose_crash(outcome, second), outcome
 
 
-def _words(note: Note) -> str:
+def _describe_note(note: Note) -> str:
     varied = ", ".join(f"{name}={value}" for name, value in note.config.items())
     return f"{note.kernel} ({varied})" if varied else note.kernel
 
 
-def _of(crash: Crash) -> str:
+def _describe_crash(crash: Crash) -> str:
     doing = "read it" if crash.stage == "source" else f"made the {crash.stage}"
     return f"while it {doing}: {crash.words}"
 
 
-def _error(message: str, note: Note) -> TritonCompileCrash:
+def _make_error(message: str, note: Note) -> TritonCompileCrash:
     attributes = {
         "how": note.crash.how,
         "signal": note.crash.number if note.crash.how == "signal" else None,
@@ -328,10 +328,10 @@ def _error(message: str, note: Note) -> TritonCompileCrash:
         "config": note.config,
         "report": note.report,
     }
-    return make(message, attributes)
+    return make_crash(message, attributes)
 
 
-def _describe(request: Request) -> dict[str, Any]:
+def _describe_request(request: Request) -> dict[str, Any]:
     """A JSON-able description of the compile: the kernel, its signature, the target, options and versions."""
     source, target = request.source, request.backend.target
     function = getattr(source, "fn", None)
@@ -340,11 +340,11 @@ def _describe(request: Request) -> dict[str, Any]:
         "kernel": source.name,
         "file": getattr(source, "path", None) or getattr(code, "co_filename", None),
         "line": getattr(function, "starting_line_number", None),
-        "signature": {str(name): _plain(kind) for name, kind in source.signature.items()},
-        "constants": _constants(source),
-        "attributes": _plain(getattr(source, "attrs", None)),
+        "signature": {str(name): _make_plain(kind) for name, kind in source.signature.items()},
+        "constants": _list_constants(source),
+        "attributes": _make_plain(getattr(source, "attrs", None)),
         "target": {"backend": target.backend, "arch": target.arch, "warp_size": target.warp_size},
-        "options": {name: _plain(value) for name, value in vars(request.options).items()},
+        "options": {name: _make_plain(value) for name, value in vars(request.options).items()},
         "versions": {
             "triton": importlib.metadata.version("triton"),
             "python": platform.python_version(),
@@ -354,10 +354,10 @@ def _describe(request: Request) -> dict[str, Any]:
     }
 
 
-def _constants(source: Any) -> dict[str, Any]:
+def _list_constants(source: Any) -> dict[str, Any]:
     names = getattr(getattr(source, "fn", None), "arg_names", ())
     constants = getattr(source, "constants", {})
-    return {".".join([names[path[0]], *map(str, path[1:])]): _plain(value) for path, value in constants.items()}
+    return {".".join([names[path[0]], *map(str, path[1:])]): _make_plain(value) for path, value in constants.items()}
 
 
 def _is_literal(value: Any) -> bool:
@@ -368,7 +368,7 @@ def _is_literal(value: Any) -> bool:
     return value is None or isinstance(value, (bool, int, float, str))
 
 
-def _plain(value: Any) -> Any:
+def _make_plain(value: Any) -> Any:
     return value if value is None or isinstance(value, (bool, int, float, str)) else repr(value)
 
 
@@ -425,14 +425,14 @@ def write_report(request: Request, ended: dict[str, Any], stage: str, stderr: st
     Returns the report's directory; that of an earlier one, if the same compile has crashed before.
     """
     root = request.root
-    parent = ours.metadata_path(root, ours.CRASHES)
-    with folders.open_subdirectory(root, (ours.FOLDER, ours.CRASHES), make=True) as reports:
+    parent = metadata.make_path(root, metadata.CRASHES)
+    with folders.open_subdirectory(root, (metadata.FOLDER, metadata.CRASHES), make=True) as reports:
         draft = f".{secrets.token_hex(8)}"
         try:
             with reports.enter(draft, make=True) as report:
-                for name, content in _files(request, ended, stage, stderr, directory):
+                for name, content in _iter_files(request, ended, stage, stderr, directory):
                     report.write(name, content[:_LARGEST_FILE])
-            place = _publish(draft, reports, parent, request.hash)
+            place = _publish_report(draft, reports, parent, request.hash)
         finally:
             with suppress(OSError):
                 reports.remove(draft)
@@ -440,7 +440,7 @@ def write_report(request: Request, ended: dict[str, Any], stage: str, stderr: st
     return os.path.join(parent, place)
 
 
-def _publish(draft: str, reports: Folder, parent: str, hash: str) -> str:
+def _publish_report(draft: str, reports: Folder, parent: str, hash: str) -> str:
     for number in itertools.count():
         name = hash[:16] + (f"-{number}" if number else "")
         try:
@@ -448,14 +448,16 @@ def _publish(draft: str, reports: Folder, parent: str, hash: str) -> str:
         except OSError as error:
             if error.errno not in _TAKEN:
                 raise
-            if _summary(os.path.join(parent, name)).get("hash") != hash:
+            if _read_unverified_summary(os.path.join(parent, name)).get("hash") != hash:
                 continue
         return name
     raise AssertionError
 
 
-def _files(request: Request, ended: dict[str, Any], stage: str, stderr: str, top: str) -> Iterator[tuple[str, bytes]]:
-    source, described = request.source, _describe(request)
+def _iter_files(
+    request: Request, ended: dict[str, Any], stage: str, stderr: str, top: str
+) -> Iterator[tuple[str, bytes]]:
+    source, described = request.source, _describe_request(request)
     moment = units.write_time(time.time())
     summary = {"hash": request.hash, "time": moment, "ended": ended, "stage": stage} | described
     yield _SUMMARY, json.dumps(summary, indent=1, default=repr).encode()
@@ -471,10 +473,10 @@ def _files(request: Request, ended: dict[str, Any], stage: str, stderr: str, top
     reached = [each for each in STAGES if each in stages or each == ir]
     # What the compile started from, and the input of the stage that crashed.
     for each in {*reached[:1], *reached[-1:]} - {ir}:
-        yield f"kernel.{each}", _read_file(stages[each])
+        yield f"kernel.{each}", _read_unverified(stages[each])
     # Both runs have the same output of the front end: one copy is enough.
     for name, path in {os.path.basename(path): path for path in found if path.endswith(".mlir")}.items():
-        yield name, _read_file(path)
+        yield name, _read_unverified(path)
     if reached:
         # Those whose repr() evaluates to the same value.
         options = {name: value for name, value in vars(request.options).items() if _is_literal(value)}
@@ -490,7 +492,7 @@ def _files(request: Request, ended: dict[str, Any], stage: str, stderr: str, top
         yield "reproduce.py", program.encode(errors="backslashreplace")
 
 
-def _read_file(path: str) -> bytes:
+def _read_unverified(path: str) -> bytes:
     with suppress(OSError, opening.UnusableEntry):
         return opening.read_regular(path, opening.check_regular, flags=os.O_NOFOLLOW, limit=_LARGEST_FILE)
     return b""
@@ -498,14 +500,14 @@ def _read_file(path: str) -> bytes:
 
 def list_reports(root: str) -> dict[str, dict[str, Any]]:
     """Return the unverified summaries of the crash reports in the cache ``root``, by directory. Raises OSError."""
-    parent = ours.metadata_path(root, ours.CRASHES)
-    paths = [item.path for item in folders.listed(parent) if not item.name.startswith(".")]
-    return {path: summary for path in paths if (summary := _summary(path))}
+    parent = metadata.make_path(root, metadata.CRASHES)
+    paths = [item.path for item in folders.list_items(parent) if not item.name.startswith(".")]
+    return {path: summary for path in paths if (summary := _read_unverified_summary(path))}
 
 
-def _summary(directory: str) -> dict[str, Any]:
+def _read_unverified_summary(directory: str) -> dict[str, Any]:
     try:
-        summary = json.loads(_read_file(os.path.join(directory, _SUMMARY)))
+        summary = json.loads(_read_unverified(os.path.join(directory, _SUMMARY)))
     except (ValueError, RecursionError):
         return {}
     return summary if isinstance(summary, dict) else {}
@@ -513,15 +515,17 @@ def _summary(directory: str) -> dict[str, Any]:
 
 def _remove_oldest(reports: Folder, parent: str, newest: str) -> None:
     """Remove the oldest reports beyond the limits; other users' reports stay, and whatever is only named like one."""
-    found = [os.path.join(parent, name) for name in reports.names() if _NAME.fullmatch(name) and name != newest]
-    size = _size(os.path.join(parent, newest))
-    for number, path in enumerate(sorted(found, key=folders.modified, reverse=True), start=2):
-        size += _size(path)
+    found = [os.path.join(parent, name) for name in reports.list_names() if _NAME.fullmatch(name) and name != newest]
+    size = _measure_size(os.path.join(parent, newest))
+    for number, path in enumerate(sorted(found, key=folders.get_mtime, reverse=True), start=2):
+        size += _measure_size(path)
         name = os.path.basename(path)
-        if (number > _MOST_REPORTS or size > _MOST_BYTES) and str(_summary(path).get("hash"))[:16] == name[:16]:
+        if (number > _MOST_REPORTS or size > _MOST_BYTES) and str(_read_unverified_summary(path).get("hash"))[
+            :16
+        ] == name[:16]:
             with suppress(OSError):
                 reports.remove(name)
 
 
-def _size(path: str) -> int:
-    return sum(file.size for file in groups.below(path))
+def _measure_size(path: str) -> int:
+    return sum(file.size for file in groups.iter_files(path))

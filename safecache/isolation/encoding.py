@@ -22,19 +22,19 @@ from triton.compiler.compiler import ASTSource, IRSource, make_backend
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITCallable
 
-from safecache.isolation.values import Encoder, UnshippableError, UnshippableKernelError, Use, language_of, used
+from safecache.isolation.values import Encoder, UnshippableError, UnshippableKernelError, Use, find_language, find_uses
 
 __all__ = [
     "CannotTravel",
     "FrontEndError",
     "Kernels",
-    "apply",
-    "current",
+    "apply_knobs",
     "encode",
-    "hindrance_of_knobs",
+    "find_knob_hindrance",
+    "find_replaced_backend",
+    "find_replaced_front_end",
+    "read_knobs",
     "rebuild_options",
-    "replaced_in_backend",
-    "replaced_in_front_end",
 ]
 
 _FRONT_END = (
@@ -57,19 +57,19 @@ _DEF = re.compile(r"^(?P<indent>[ \t]*)def\s+\w+\s*\(")
 _TYPES_FROM = (sys.stdlib_module_names | {"triton", "nanobind", "pybind11_builtins"}) - {"unittest"}
 
 
-def replaced_in_front_end() -> str | None:
+def find_replaced_front_end() -> str | None:
     """The name of a function between a kernel's source and its IR that is not as released; None if all are."""
     # The rest of triton.compiler.compiler decides where to compile.
-    return _area(_FRONT_END, ASTSource, IRSource).replaced()
+    return _area(_FRONT_END, ASTSource, IRSource).find_replaced()
 
 
-def replaced_in_backend(backend: Any) -> str | None:
+def find_replaced_backend(backend: Any) -> str | None:
     """Return the name of a function in the stages of ``backend`` that is not as released; None if all are."""
     # Triton's profiler sets it, in one place up to 3.8 and in another later.
     module = sys.modules.get("triton._instrumentation")
     if getattr(module, "_callbacks", None) or getattr(backend, "instrumentation", None) is not None:
         return "the instrumentation of kernels"
-    return _area((type(backend).__module__,)).replaced()
+    return _area((type(backend).__module__,)).find_replaced()
 
 
 class _Area:
@@ -83,13 +83,13 @@ class _Area:
         # What each has held, and the sources of the kernels among that.
         self._seen: dict[Any, tuple[list[Any], list[tuple[Any, str]]]] = {}
 
-    def replaced(self) -> str | None:
+    def find_replaced(self) -> str | None:
         if self._modules != len(sys.modules):
             self._modules = len(sys.modules)
-            self._parts = {**dict(self._imported()), **self._parts}
-        return next(filter(None, map(self._replaced_in, self._parts)), None)
+            self._parts = {**dict(self._iter_parts()), **self._parts}
+        return next(filter(None, map(self._find_replaced_in, self._parts)), None)
 
-    def _imported(self) -> Iterator[tuple[Any, str]]:
+    def _iter_parts(self) -> Iterator[tuple[Any, str]]:
         for name, module in list(sys.modules.items()):
             if any(f"{name}.".startswith(f"{root}.") for root in self._roots):
                 yield module, name
@@ -97,7 +97,7 @@ class _Area:
                     if isinstance(kind, type) and kind.__module__.partition(".")[0] == "triton":
                         yield kind, f"{kind.__module__}.{kind.__qualname__}"
 
-    def _replaced_in(self, part: Any) -> str | None:
+    def _find_replaced_in(self, part: Any) -> str | None:
         # Checking again must cost next to nothing if nothing has changed.
         values = list(vars(part).values())
         seen, sources = self._seen.get(part, ([], []))
@@ -105,7 +105,7 @@ class _Area:
         if not same or not all(kernel.src is source for kernel, source in sources):
             for name, value in list(vars(part).items()):
                 full_name = f"{self._parts[part]}.{name}"
-                if full_name != _COMPILING and not all(map(_is_stock, _functions(value))):
+                if full_name != _COMPILING and not all(map(_is_stock, _iter_functions(value))):
                     return full_name
             self._seen[part] = values, [(value, value.src) for value in values if _has_source(value)]
         return None
@@ -118,21 +118,21 @@ def _has_source(value: Any) -> bool:
     return isinstance(value, JITCallable) and hasattr(value, "raw_src")
 
 
-def _functions(value: Any) -> Iterator[Any]:
+def _iter_functions(value: Any) -> Iterator[Any]:
     """The functions that are called if ``value`` is, including those that they wrap."""
     if isinstance(value, property):
         yield from (part for part in (value.fget, value.fset) if part is not None)
     elif isinstance(value, (staticmethod, classmethod)):
-        yield from _functions(value.__func__)
+        yield from _iter_functions(value.__func__)
     elif isinstance(value, functools.partial):
-        yield from _functions(value.func)
+        yield from _iter_functions(value.func)
     elif _has_source(value):
-        yield from _functions(value.fn)
+        yield from _iter_functions(value.fn)
         yield value
     else:
         yield value
         if not isinstance(value, type) and hasattr(value, "__wrapped__"):
-            yield from _functions(value.__wrapped__)
+            yield from _iter_functions(value.__wrapped__)
 
 
 def _is_stock(value: Any) -> bool:
@@ -170,10 +170,10 @@ _OF_THE_PARENT = {
 _PLAIN = (bool, int, str)
 
 
-def current() -> dict[str, dict[str, Any]]:
+def read_knobs() -> dict[str, dict[str, Any]]:
     """The values of Triton's knobs in this process, by group and name."""
     found = {}
-    for group, values in _groups().items():
+    for group, values in _find_groups().items():
         # Some are read from the environment when Triton is imported, which in a worker may be at another time.
         constants = vars(type(values)).items()
         at_import = {name: value for name, value in constants if isinstance(value, _PLAIN) and name[0] != "_"}
@@ -182,7 +182,7 @@ def current() -> dict[str, dict[str, Any]]:
     return found
 
 
-def hindrance_of_knobs() -> str | None:
+def find_knob_hindrance() -> str | None:
     """The knob that prevents every compile here from being isolated, in words; None if there is none."""
     if knobs.runtime.interpret:
         return "TRITON_INTERPRET has kernels interpreted"
@@ -190,22 +190,22 @@ def hindrance_of_knobs() -> str | None:
         return "USE_IR_LOC names files in the cache, which a worker does not have"
     if getattr(knobs.runtime, "add_stages_inspection_hook", None) is not None:
         return "triton.knobs.runtime.add_stages_inspection_hook changes the stages of a compile by a function of Python"
-    for group, values in _groups().items():
+    for group, values in _find_groups().items():
         for name, value in vars(values).items():
             if value is not None and not isinstance(value, _PLAIN) and name not in _OF_THE_PARENT:
                 return f"triton.knobs.{group}.{name} is set to a {type(value).__name__}"
     return None
 
 
-def apply(values: dict[str, dict[str, Any]]) -> None:
+def apply_knobs(values: dict[str, dict[str, Any]]) -> None:
     """Set exactly these knobs in a worker, given as current() returns them."""
-    for group, target in _groups().items():
+    for group, target in _find_groups().items():
         vars(target).clear()
         # Not by assignment, which sets environment variables.
         vars(target).update(values.get(group, {}))
 
 
-def _groups() -> dict[str, Any]:
+def _find_groups() -> dict[str, Any]:
     return {name: value for name, value in vars(knobs).items() if isinstance(value, knobs.base_knobs)}
 
 
@@ -225,8 +225,8 @@ def encode(source: Any, target: Any, options: dict[str, Any]) -> dict[str, Any]:
     CannotTravel, naming what cannot be sent; FrontEndError if the kernel itself is at fault.
     """
     try:
-        hindrance = hindrance_of_knobs()
-        replaced = replaced_in_backend(make_backend(target))
+        hindrance = find_knob_hindrance()
+        replaced = find_replaced_backend(make_backend(target))
         if hindrance is not None or replaced is not None:
             raise CannotTravel(hindrance or f"{replaced} is not as Triton was released")
         # The GPU of this process, for kernels that query it, unless querying would initialise CUDA.
@@ -234,9 +234,9 @@ def encode(source: Any, target: Any, options: dict[str, Any]) -> dict[str, Any]:
         is_known = active is not None and (cuda is None or cuda.is_initialized())
         gpu = active.get_current_target() if is_known else None
         return {
-            **_source(source, target, options),
+            **_encode_source(source, target, options),
             "options": Encoder().encode(options),
-            "knobs": current(),
+            "knobs": read_knobs(),
             "driver": [gpu.backend, gpu.arch, gpu.warp_size] if gpu is not None else None,
         }
     except CannotTravel:
@@ -248,33 +248,33 @@ def encode(source: Any, target: Any, options: dict[str, Any]) -> dict[str, Any]:
         raise CannotTravel(f"to encode it raises {type(error).__name__}: {error}") from error
 
 
-def _source(source: Any, target: Any, options: dict[str, Any]) -> dict[str, Any]:
+def _encode_source(source: Any, target: Any, options: dict[str, Any]) -> dict[str, Any]:
     if isinstance(source, IRSource):
         return {"kind": "ir", "path": str(source.path), "text": source.src}
-    if language_of(source) is None:
+    if find_language(source) is None:
         raise UnshippableError(f"{type(source).__module__}.{type(source).__qualname__} is no source of Triton's")
-    if replaced_in_front_end() is None:
+    if find_replaced_front_end() is None:
         with contextlib.suppress(UnshippableError, RecursionError):
-            return _kernel(source)
-    return _lowered(source, target, options)
+            return _encode_kernel_source(source)
+    return _encode_lowered(source, target, options)
 
 
 class Kernels:
     """A kernel with all that it uses, to be encoded. ``encoder`` encodes further values that may refer to kernels."""
 
     def __init__(self, kernel: Any) -> None:
-        self.encoder = Encoder(self._number, lenient=not knobs.compilation.allow_non_constexpr_globals)
+        self.encoder = Encoder(self._register_kernel, lenient=not knobs.compilation.allow_non_constexpr_globals)
         self._kernels: list[Any] = []
         self._records: list[dict[str, Any]] = []
         self._scopes: dict[int, dict[str, Any]] = {}
-        self._number(kernel)
+        self._register_kernel(kernel)
 
-    def encoded(self) -> dict[str, Any]:
+    def encode_all(self) -> dict[str, Any]:
         order = {address: rank for rank, address in enumerate(self._scopes)}
         functions = [record | {"scope": order[record["scope"]]} for record in self._records]
         return {"functions": functions, "scopes": list(self._scopes.values())}
 
-    def _number(self, kernel: Any) -> int:
+    def _register_kernel(self, kernel: Any) -> int:
         for number, known in enumerate(self._kernels):
             if known is kernel:
                 return number
@@ -283,13 +283,13 @@ class Kernels:
         self._records.append({})
         number = len(self._records) - 1
         try:
-            self._records[number] = self._record(kernel)
+            self._records[number] = self._encode_kernel(kernel)
         except UnshippableError as error:
             raise UnshippableKernelError(str(error)) from None
         return number
 
-    def _record(self, kernel: Any) -> dict[str, Any]:
-        language = language_of(kernel)
+    def _encode_kernel(self, kernel: Any) -> dict[str, Any]:
+        language = find_language(kernel)
         if language is None:
             raise UnshippableError(f"{kernel!r} is of a class of its own, {type(kernel).__qualname__}")
         if kernel.fn is None or kernel.__globals__ is None:
@@ -298,7 +298,7 @@ class Kernels:
         lines = kernel.raw_src
         offset = next((number for number, line in enumerate(lines) if line.strip().startswith("def ")), 0)
         defined = next(filter(None, map(_DEF.match, lines)), None)
-        names = used(kernel.src)
+        names = find_uses(kernel.src)
         free = inspect.getclosurevars(kernel.fn).nonlocals if kernel.fn.__closure__ else {}
         return {
             "language": language,
@@ -312,34 +312,34 @@ class Kernels:
             "name": kernel.__name__,
             "qualname": kernel.__qualname__,
             "module": kernel.__module__,
-            "parameters": [self._parameter(kernel, parameter) for parameter in kernel.params],
+            "parameters": [self._encode_parameter(kernel, parameter) for parameter in kernel.params],
             "settings": {name: self.encoder.encode(getattr(kernel, name)) for name in _SETTINGS},
             "free": {
                 name: self._encode(free[name], names[name], kernel, name) for name in sorted(free.keys() & names.keys())
             },
-            "scope": self._scope(kernel),
+            "scope": self._encode_scope(kernel),
         }
 
-    def _parameter(self, kernel: Any, parameter: Any) -> list[Any]:
+    def _encode_parameter(self, kernel: Any, parameter: Any) -> list[Any]:
         declared = kernel.signature.parameters[parameter.name]
         record = [parameter.name, int(declared.kind), parameter.annotation]
         return [*record, self.encoder.encode(declared.default)] if parameter.has_default else record
 
-    def _scope(self, kernel: Any) -> int:
+    def _encode_scope(self, kernel: Any) -> int:
         values = kernel.__globals__
         scope = self._scopes.setdefault(id(values), {})
         free = kernel.fn.__code__.co_freevars
-        for name, use in used(kernel.src).items():
+        for name, use in find_uses(kernel.src).items():
             if name in values and name not in free:
                 encoded = self._encode(values[name], use, kernel, name)
-                scope[name] = _joined(scope[name], encoded) if name in scope else encoded
+                scope[name] = _join_parts(scope[name], encoded) if name in scope else encoded
         return id(values)
 
     def _encode(self, value: Any, use: Use, kernel: Any, name: str) -> Any:
         return self.encoder.encode_used(value, use, f"{name} in {kernel.__name__}")
 
 
-def _joined(one: Any, other: Any) -> Any:
+def _join_parts(one: Any, other: Any) -> Any:
     """The encoded parts that two kernels use of the same global, joined."""
     if one == {"absent": None}:
         return other
@@ -348,11 +348,11 @@ def _joined(one: Any, other: Any) -> Any:
     name, parts = one["namespace"]
     _, further = other["namespace"]
     for part, value in further.items():
-        parts[part] = _joined(parts[part], value) if part in parts else value
+        parts[part] = _join_parts(parts[part], value) if part in parts else value
     return {"namespace": [name, parts]}
 
 
-def _kernel(source: Any) -> dict[str, Any]:
+def _encode_kernel_source(source: Any) -> dict[str, Any]:
     kernel = source.fn
     kernels, symbol = Kernels(kernel), None
     encode = kernels.encoder.encode
@@ -362,17 +362,17 @@ def _kernel(source: Any) -> dict[str, Any]:
         symbol = str(kernel.repr(specialization(constants, source.signature)))
     return {
         "kind": "kernel",
-        "language": language_of(source),
+        "language": find_language(source),
         "name": source.name,
         "symbol": symbol,
         "signature": encode(source.signature),
         "constants": encode(source.constants),
         "attributes": encode(source.attrs),
-        **kernels.encoded(),
+        **kernels.encode_all(),
     }
 
 
-def _lowered(source: Any, target: Any, options: dict[str, Any]) -> dict[str, Any]:
+def _encode_lowered(source: Any, target: Any, options: dict[str, Any]) -> dict[str, Any]:
     """The IR from the front end, run as ``triton.compile`` begins. Raises FrontEndError."""
     try:
         backend = make_backend(target)
@@ -386,7 +386,7 @@ def _lowered(source: Any, target: Any, options: dict[str, Any]) -> dict[str, Any
         raise FrontEndError(f"its front end fails with {type(error).__name__}") from error
     return {
         "kind": "lowered",
-        "language": language_of(source),
+        "language": find_language(source),
         "name": source.name,
         "ext": source.ext,
         "text": str(module),

@@ -24,7 +24,7 @@ from triton.runtime.driver import driver
 from safecache.isolation import encoding, protocol
 from safecache.isolation.values import Decoder, find_class
 
-__all__ = ["Rebuilt", "rebuild", "run"]
+__all__ = ["Rebuilt", "rebuild_source", "run"]
 
 _KINDS = (
     inspect.Parameter.POSITIONAL_ONLY,
@@ -43,11 +43,11 @@ def run(job: dict[str, Any], directory: str) -> dict[str, Any]:
     ``job``: {"source": encoding.encode(…), "target": [backend, arch, warp size], "key": what get_cache_key() gave,
     "triton_key": what triton_key() gave, "backend_key": what the backend's hash() gave}. Replies {"key": the hash that
     this process computes for the kernel, "folder", "metadata": the file names, "times": of the stages, in µs, and
-    protocol.heard()}, or {"error": {"type", "message", "stage": what was being made}}. The files state the parent's
+    protocol.catch_remarks()}, or {"error": {"type", "message", "stage": what it made}}. The files state the parent's
     cache key even if ours differs, which means that something was not sent. Anything else ends the process.
     """
     compile = _Compile(job, directory)
-    with protocol.heard() as heard:
+    with protocol.catch_remarks() as heard:
         try:
             reply = compile.run()
         except Exception as error:
@@ -68,16 +68,16 @@ class _Compile:
 
     def run(self) -> dict[str, Any]:
         # Set up Triton for this job only; the next one sets all of it again.
-        encoding.apply(self.encoded["knobs"])
+        encoding.apply_knobs(self.encoded["knobs"])
         own = {"dir": self.directory, "manager_class": cache.FileCacheManager, "remote_manager_class": None}
         vars(knobs.cache).update(own)
         vars(knobs.compilation).update(listener=self._listen, always_compile=True)
         driver.set_active(_Driver(self.encoded["driver"]))
         # Hashing libtriton again would take as long as several compiles.
         cache.triton_key = lambda: self.job["triton_key"]
-        compiler.get_cache_key = self._key
-        compiler.make_backend = self._backend
-        source = rebuild(self.encoded, self.directory)
+        compiler.get_cache_key = self._make_key
+        compiler.make_backend = self._prepare_backend
+        source = rebuild_source(self.encoded, self.directory)
         kernel = compiler.compile(source, target=GPUTarget(*self.job["target"]))
         (metadata,) = (path for name, path in kernel.metadata_group.items() if name.endswith(".json"))
         folder, name = os.path.split(metadata)
@@ -86,13 +86,13 @@ class _Compile:
         key = hashlib.sha256(self.own_key.encode()).hexdigest()
         return {"key": key, "folder": os.path.basename(folder), "metadata": name, "times": self.times}
 
-    def _key(self, *rest: Any, **named: Any) -> str:
+    def _make_key(self, *rest: Any, **named: Any) -> str:
         self.own_key = _get_cache_key(*rest, **named)
         return str(self.job["key"])
 
-    def _backend(self, target: Any) -> Any:
+    def _prepare_backend(self, target: Any) -> Any:
         backend = _make_backend(target)
-        options = encoding.rebuild_options(backend, Decoder(_no_kernel).decode(self.encoded["options"]))
+        options = encoding.rebuild_options(backend, Decoder(_refuse_kernel).decode(self.encoded["options"]))
         backend.parse_options = lambda _: options
         # It holds the version of ptxas, which Triton caches, though torch 2.11 may set TRITON_PTXAS_PATH later.
         backend.hash = lambda: self.job["backend_key"]
@@ -100,12 +100,12 @@ class _Compile:
 
         def add_watched(stages: dict[str, Any], *rest: Any) -> None:
             add_stages(stages, *rest)
-            stages.update({name: self._watched(name, make) for name, make in stages.items()})
+            stages.update({name: self._watch_stage(name, make) for name, make in stages.items()})
 
         backend.add_stages = add_watched
         return backend
 
-    def _watched(self, stage: str, make: Callable[..., Any]) -> Callable[..., Any]:
+    def _watch_stage(self, stage: str, make: Callable[..., Any]) -> Callable[..., Any]:
         def make_watched(*rest: Any) -> Any:
             self.stage = stage
             Path(self.directory, protocol.STAGE_FILE).write_text(stage)
@@ -136,7 +136,7 @@ class _Driver:
         raise _UnknownDriverError(f"{name} of the driver is not known in a worker")
 
 
-def _no_kernel(_: int) -> Any:
+def _refuse_kernel(_: int) -> Any:
     raise ValueError("an option is a kernel")
 
 
@@ -144,12 +144,12 @@ class Rebuilt:
     """The kernels that encoding.Kernels has encoded, rebuilt in another process."""
 
     def __init__(self, encoded: dict[str, Any]) -> None:
-        self.decoder = Decoder(self.kernel)
+        self.decoder = Decoder(self.get_kernel)
         self._records = encoded["functions"]
         self._kernels: dict[int, Any] = {}
         self._scopes: list[dict[str, Any]] = [{} for _ in encoded["scopes"]]
         for number in range(len(self._records)):
-            self.kernel(number)
+            self.get_kernel(number)
         for scope, values in zip(self._scopes, encoded["scopes"], strict=True):
             scope.update((name, self.decoder.decode(value)) for name, value in values.items())
         for number, record in enumerate(self._records):
@@ -157,19 +157,19 @@ class Rebuilt:
             for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
                 cell.cell_contents = self.decoder.decode(record["free"][name])
 
-    def kernel(self, number: int = 0) -> Any:
+    def get_kernel(self, number: int = 0) -> Any:
         if number not in self._kernels:
-            self._kernels[number] = self._build(self._records[number])
+            self._kernels[number] = self._build_kernel(self._records[number])
         return self._kernels[number]
 
-    def _build(self, record: dict[str, Any]) -> Any:
+    def _build_kernel(self, record: dict[str, Any]) -> Any:
         lines = ["\n"] * record["offset"] + [f"{record['indent']}def {record['name']}(): ...\n"]
         settings = {name: self.decoder.decode(value) for name, value in record["settings"].items()}
         # Triton reads these lines instead of the file, which may have changed. A worker has one thread.
         stock = inspect.getsourcelines
         inspect.getsourcelines = lambda object: (lines, record["line"])  # noqa: ARG005
         try:
-            kernel = find_class(record["language"])(self._function(record), **settings)
+            kernel = find_class(record["language"])(self._make_function(record), **settings)
         finally:
             inspect.getsourcelines = stock
         # Triton calls this unsafe once a kernel has been hashed; this one has not been.
@@ -177,32 +177,32 @@ class Rebuilt:
         kernel.hash = record["hash"]
         return kernel
 
-    def _function(self, record: dict[str, Any]) -> FunctionType:
+    def _make_function(self, record: dict[str, Any]) -> FunctionType:
         """The function that Triton reads names from but never runs: its body is not the kernel's."""
-        code = _code(tuple(record["free"]))
+        code = _make_code(tuple(record["free"]))
         code = code.replace(co_name=record["name"], co_filename=record["file"], co_firstlineno=record["line"])
         cells = tuple(CellType() for _ in code.co_freevars)
         function = FunctionType(code, self._scopes[record["scope"]], record["name"], None, cells)
         function.__module__, function.__qualname__ = record["module"], record["qualname"]
-        parameters = [self._parameter(*parameter) for parameter in record["parameters"]]
+        parameters = [self._make_parameter(*parameter) for parameter in record["parameters"]]
         function.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         return function
 
-    def _parameter(self, name: str, kind: int, annotation: str, *default: Any) -> inspect.Parameter:
+    def _make_parameter(self, name: str, kind: int, annotation: str, *default: Any) -> inspect.Parameter:
         empty = inspect.Parameter.empty
         given = self.decoder.decode(default[0]) if default else empty
         return inspect.Parameter(name, _KINDS[kind], default=given, annotation=annotation or empty)
 
 
 @functools.cache
-def _code(free: tuple[str, ...]) -> CodeType:
+def _make_code(free: tuple[str, ...]) -> CodeType:
     """The code of a function with these free variables."""
     names = ", ".join(free)
     outer = compile(f"def outer({names}):\n def inner(): return ({names})\n", "<kernel>", "exec").co_consts[0]
     return next(constant for constant in outer.co_consts if isinstance(constant, CodeType))
 
 
-def rebuild(encoded: dict[str, Any], directory: str) -> Any:
+def rebuild_source(encoded: dict[str, Any], directory: str) -> Any:
     """The source for triton.compile(); its file, if any, is put into ``directory``. Raises OSError or ValueError."""
     if encoded["kind"] == "lowered":
         return _Lowered(encoded, directory)
@@ -212,7 +212,7 @@ def rebuild(encoded: dict[str, Any], directory: str) -> Any:
             raise ValueError(f"{encoded['path']} has changed since it was read")
         return encoded["path"]
     rebuilt = Rebuilt(encoded)
-    kernel = rebuilt.kernel()
+    kernel = rebuilt.get_kernel()
     if encoded["symbol"] is not None:
         kernel._repr = lambda _: encoded["symbol"]
     signature, constants, attributes = (

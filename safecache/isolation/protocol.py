@@ -23,11 +23,11 @@ __all__ = [
     "STAGE_FILE",
     "TEMPORARY",
     "ProtocolError",
+    "catch_remarks",
     "encode",
-    "heard",
     "receive",
     "receive_with_descriptors",
-    "repeat",
+    "repeat_remarks",
     "send",
 ]
 
@@ -70,7 +70,7 @@ def receive(channel: socket.socket, deadline: float | None = None) -> dict[str, 
     ``deadline``: by time.monotonic(), None for none. Raises ProtocolError; TimeoutError; ConnectionResetError if
     the other side closed without reading all that was sent to it; OSError.
     """
-    return _message(channel, _read(channel, _LENGTH.size, deadline), deadline)
+    return _read_message(channel, _read_bytes(channel, _LENGTH.size, deadline), deadline)
 
 
 def receive_with_descriptors(channel: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
@@ -80,15 +80,15 @@ def receive_with_descriptors(channel: socket.socket) -> tuple[dict[str, Any] | N
         for descriptor in descriptors:
             # Not by a flag, which recv_fds() drops. Programs started later, such as ptxas, would hold it open.
             os.set_inheritable(descriptor, False)
-        rest = _read(channel, _LENGTH.size - len(start), None)
-        return _message(channel, start + rest, None), descriptors
+        rest = _read_bytes(channel, _LENGTH.size - len(start), None)
+        return _read_message(channel, start + rest, None), descriptors
     except BaseException:
         for descriptor in descriptors:
             os.close(descriptor)
         raise
 
 
-def _message(channel: socket.socket, header: bytes, deadline: float | None) -> dict[str, Any] | None:
+def _read_message(channel: socket.socket, header: bytes, deadline: float | None) -> dict[str, Any] | None:
     if not header:
         return None
     if len(header) < _LENGTH.size:
@@ -96,7 +96,7 @@ def _message(channel: socket.socket, header: bytes, deadline: float | None) -> d
     (size,) = _LENGTH.unpack(header)
     if size > MOST_BYTES:
         raise ProtocolError(f"a message claims to have {size} bytes")
-    body = _read(channel, size, deadline)
+    body = _read_bytes(channel, size, deadline)
     if len(body) < size:
         raise ProtocolError("a message was cut off")
     try:
@@ -108,7 +108,7 @@ def _message(channel: socket.socket, header: bytes, deadline: float | None) -> d
     return message
 
 
-def _read(channel: socket.socket, size: int, deadline: float | None) -> bytes:
+def _read_bytes(channel: socket.socket, size: int, deadline: float | None) -> bytes:
     """``size`` bytes; fewer if the other side has closed."""
     content = bytearray()
     while len(content) < size:
@@ -132,7 +132,7 @@ _shown: Part[dict[Any, Any]] = Part(dict, inherit)
 
 
 @contextlib.contextmanager
-def heard() -> Iterator[dict[str, Any]]:
+def catch_remarks() -> Iterator[dict[str, Any]]:
     """Collect output and warnings instead of showing them: JSON-able, complete after the block, empty if none."""
     remarks: dict[str, Any] = {}
     output = io.StringIO()
@@ -145,7 +145,7 @@ def heard() -> Iterator[dict[str, Any]]:
         remarks["warnings"] = [[w.category.__name__, str(w.message), w.filename, w.lineno] for w in caught]
 
 
-def repeat(remarks: dict[str, Any]) -> None:
+def repeat_remarks(remarks: dict[str, Any]) -> None:
     """Show what heard() has collected. Raises warnings that a filter turns into errors, as without a worker."""
     sys.stdout.write(remarks.get("output", ""))
     for category, message, file, line in remarks.get("warnings", ()):

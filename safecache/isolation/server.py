@@ -175,7 +175,7 @@ def work(channel: int, output: int, server: int, run: Run, idle: float) -> NoRet
     """Serve until the other side closes or sends nothing for ``idle`` seconds; ``server`` is the parent's pid."""
     status = os.EX_SOFTWARE
     try:
-        _settle(output, server)
+        _set_up_process(output, server)
         _serve_jobs(socket.socket(fileno=channel), run, idle)
         status = os.EX_OK
     except SystemExit as end:
@@ -188,7 +188,7 @@ def work(channel: int, output: int, server: int, run: Run, idle: float) -> NoRet
         os._exit(status & 0xFF)
 
 
-def _settle(output: int, server: int) -> None:
+def _set_up_process(output: int, server: int) -> None:
     os.setsid()
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != server:
@@ -214,11 +214,11 @@ def _serve_jobs(channel: socket.socket, run: Run, idle: float) -> None:
         if request is None:
             return
         try:
-            _apply(request["job"]["environment"], request["directory"], request["cwd"])
+            _apply_environment(request["job"]["environment"], request["directory"], request["cwd"])
             _limit_memory(request["memory"])
             reply = run(request["job"], request["directory"])
         except Exception as error:
-            reply = _failure(error)
+            reply = _encode_failure(error)
         finally:
             _limit_memory(None)
             os.chdir("/")
@@ -229,15 +229,15 @@ def _serve_jobs(channel: socket.socket, run: Run, idle: float) -> None:
         try:
             protocol.send(channel, {"reply": reply, "resident": resident})
         except (TypeError, ValueError, protocol.ProtocolError) as error:
-            protocol.send(channel, {"reply": _failure(error), "resident": resident})
+            protocol.send(channel, {"reply": _encode_failure(error), "resident": resident})
 
 
-def _failure(error: Exception) -> dict[str, Any]:
+def _encode_failure(error: Exception) -> dict[str, Any]:
     kind = type(error)
     return {"error": {"type": f"{kind.__module__}.{kind.__qualname__}", "message": str(error), "stage": ""}}
 
 
-def _apply(variables: dict[str, str], directory: str, cwd: str) -> None:
+def _apply_environment(variables: dict[str, str], directory: str, cwd: str) -> None:
     """Set the environment and the working directory to those of the job's sender."""
     for name in os.environ.keys() - variables.keys():
         del os.environ[name]

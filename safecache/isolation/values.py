@@ -24,8 +24,8 @@ __all__ = [
     "UnshippableKernelError",
     "Use",
     "find_class",
-    "language_of",
-    "used",
+    "find_language",
+    "find_uses",
 ]
 
 _KERNELS = {
@@ -38,7 +38,7 @@ _SOURCES = {
 }
 
 
-def language_of(value: Any) -> str | None:
+def find_language(value: Any) -> str | None:
     """The language of a kernel or its source: "triton" or "gluon"; None if its class is not Triton's."""
     for places in (_KERNELS, _SOURCES):
         for language, (module, name) in places.items():
@@ -66,7 +66,7 @@ class Use:
 
 # A kernel is compiled for many configurations; parsing it takes longer than all other steps of sending it.
 @functools.lru_cache(maxsize=1024)
-def used(source: str) -> dict[str, Use]:
+def find_uses(source: str) -> dict[str, Use]:
     """The uses of names, builtins and locals included, in the one function of ``source``. Raises SyntaxError.
 
     Triton looks a name up among the locals that it has met so far, and then among the globals: a name that is local
@@ -88,7 +88,7 @@ class _Finder(ast.NodeVisitor):
 
     def visit_Name(self, node: ast.Name) -> None:
         if isinstance(node.ctx, ast.Load):
-            self._use(node.id, [])
+            self._add_use(node.id, [])
         else:
             self.local.add(node.id)
 
@@ -99,7 +99,7 @@ class _Finder(ast.NodeVisitor):
             path.append(value.attr)
             value = value.value
         if isinstance(value, ast.Name):
-            self._use(value.id, path[::-1])
+            self._add_use(value.id, path[::-1])
         else:
             self.visit(value)
 
@@ -118,7 +118,7 @@ class _Finder(ast.NodeVisitor):
             self.visit(annotation)
             self.annotating = False
 
-    def _use(self, name: str, path: list[str]) -> None:
+    def _add_use(self, name: str, path: list[str]) -> None:
         use = self.names.setdefault(name, Use())
         use.needed |= not self.annotating
         for attribute in path:
@@ -168,12 +168,12 @@ class Encoder:
         if encode is not None:
             return encode(self, value)
         if isinstance(value, ModuleType):
-            return self._module(value, use)
+            return self._encode_module(value, use)
         if _is_of_triton(value):
             return {"triton": [value.__module__, value.__qualname__]}
         if isinstance(value, JITFunction) and self._function is not None:
             return {"function": self._function(value)}
-        return self._other(value)
+        return self._encode_other(value)
 
     def encode_used(self, value: Any, use: Use, name: str) -> Any:
         """Encode ``value``. If lenient, replace one that is not needed and cannot be sent by {"absent": None}."""
@@ -184,7 +184,7 @@ class Encoder:
                 raise type(error)(f"{name}: {error}") from None
             return {"absent": None}
 
-    def _module(self, module: ModuleType, use: Use) -> Any:
+    def _encode_module(self, module: ModuleType, use: Use) -> Any:
         name = module.__name__
         if (name.partition(".")[0] == "triton" or name in _STANDARD) and sys.modules.get(name) is module:
             return {"module": name}
@@ -196,12 +196,12 @@ class Encoder:
                 parts[attribute] = self.encode_used(getattr(module, attribute), part, f"{name}.{attribute}")
         return {"namespace": [name, parts]}
 
-    def _other(self, value: Any) -> Any:
+    def _encode_other(self, value: Any) -> Any:
         kind = type(value)
         if isinstance(value, tuple) and hasattr(kind, "_fields"):
-            return {"record": [_fields(kind), *map(self.encode, value)]}
+            return {"record": [_list_fields(kind), *map(self.encode, value)]}
         if isinstance(value, type) and issubclass(value, tuple) and hasattr(value, "_fields"):
-            return {"record type": _fields(value)}
+            return {"record type": _list_fields(value)}
         if dataclasses.is_dataclass(value) and _is_of_triton(kind):
             content = {name: self.encode(part) for name, part in vars(value).items()}
             return {"instance": [kind.__module__, kind.__qualname__, content]}
@@ -232,7 +232,7 @@ def _is_of_triton(value: Any) -> bool:
     return reduce(lambda found, part: getattr(found, part, None), name.split("."), sys.modules.get(module)) is value
 
 
-def _fields(kind: Any) -> list[Any]:
+def _list_fields(kind: Any) -> list[Any]:
     """The name and fields of a class of named tuples. Raises UnshippableError if it has more."""
     plain = collections.namedtuple(kind.__name__, kind._fields)  # type: ignore[misc]
     if vars(kind).keys() - vars(plain).keys() - _NO_MEMBERS or kind.__bases__ != (tuple,) or kind._field_defaults:
@@ -258,34 +258,34 @@ class Decoder:
         ((kind, content),) = encoded.items()
         return _DECODERS[kind](self, content)
 
-    def _instance(self, content: list[Any]) -> Any:
+    def _decode_instance(self, content: list[Any]) -> Any:
         module, name, parts = content
-        instance = object.__new__(_find(module, name))
+        instance = object.__new__(_find_member(module, name))
         for part, value in parts.items():
             object.__setattr__(instance, part, self.decode(value))
         return instance
 
-    def _namespace(self, content: list[Any]) -> ModuleType:
+    def _decode_namespace(self, content: list[Any]) -> ModuleType:
         name, parts = content
         module = ModuleType(name)
         vars(module).update({part: self.decode(value) for part, value in parts.items()})
         return module
 
-    def _record_type(self, content: list[Any]) -> Any:
+    def _decode_record_type(self, content: list[Any]) -> Any:
         # Values of the same type have the same type here, too.
         if str(content) not in self._records:
             self._records[str(content)] = collections.namedtuple(*content)
         return self._records[str(content)]
 
 
-def _import(name: str) -> ModuleType:
+def _import_module(name: str) -> ModuleType:
     if name.partition(".")[0] != "triton" and name not in _STANDARD:
         raise ValueError(f"{name} is no module of Triton's")
     return importlib.import_module(name)
 
 
-def _find(module: str, name: str) -> Any:
-    return reduce(getattr, name.split("."), _import(module))
+def _find_member(module: str, name: str) -> Any:
+    return reduce(getattr, name.split("."), _import_module(module))
 
 
 # By what _ENCODERS and the other methods of an Encoder call it.
@@ -298,11 +298,11 @@ _DECODERS: dict[str, Callable[[Decoder, Any], Any]] = {
     "constexpr": lambda decoder, value: constexpr(decoder.decode(value)),
     "pointer": lambda decoder, parts: pointer_type(decoder.decode(parts[0]), *parts[1:]),
     "function": lambda decoder, number: decoder.function(number),
-    "module": lambda _, name: _import(name),
-    "namespace": Decoder._namespace,
-    "triton": lambda _, names: _find(*names),
-    "instance": Decoder._instance,
-    "record": lambda decoder, parts: decoder._record_type(parts[0])(*map(decoder.decode, parts[1:])),
-    "record type": Decoder._record_type,
+    "module": lambda _, name: _import_module(name),
+    "namespace": Decoder._decode_namespace,
+    "triton": lambda _, names: _find_member(*names),
+    "instance": Decoder._decode_instance,
+    "record": lambda decoder, parts: decoder._decode_record_type(parts[0])(*map(decoder.decode, parts[1:])),
+    "record type": Decoder._decode_record_type,
     "absent": lambda *_: _Absent(),
 }

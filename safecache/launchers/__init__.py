@@ -41,7 +41,7 @@ class Launcher(functools.partial[Any]):
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reduce(self)
+        return _reduce_launcher(self)
 
     def __copy__(self) -> Launcher:
         return self  # As copy does with a function.
@@ -127,11 +127,11 @@ def dumps(obj: object) -> bytes:
 class _FunctionPickler(pickle.Pickler):
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, types.FunctionType) and _RECIPE in vars(obj):
-            return _reduce(obj)
+            return _reduce_launcher(obj)
         return NotImplemented
 
 
-def _reduce(launcher: Any) -> tuple[Any, ...]:
+def _reduce_launcher(launcher: Any) -> tuple[Any, ...]:
     attributes = vars(launcher)
     portable = {name: value for name, value in attributes.items() if name not in _PROCESS_LOCAL}
     return revive, (attributes[_RECIPE](), portable)

@@ -10,38 +10,38 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
-from safecache.code import triton_files
+from safecache.built_code import triton_files
 from safecache.errors import EntryRefusedError, LauncherError
-from safecache.files import opening
+from safecache.fs import opening
 from safecache.places.layout import CodeFile
 from safecache.reporting.kinds import Kind
 from safecache.signing import provenance
 from safecache.store import attestations, entry_files, gate
 
-__all__ = ["Recipe", "autotuner", "compile_result", "freeze", "identify", "keep_cubin", "rebuild"]
+__all__ = ["Recipe", "copy_autotuner", "copy_compile_result", "freeze", "identify", "keep_cubin", "rebuild"]
 
 # Attributes of a CompiledKernel that its _init_handles() makes again.
 _HANDLES = ("module", "function", "_run", "_module_pid")
 
 
-def autotuner(original: Any) -> Any:
+def copy_autotuner(original: Any) -> Any:
     """Return a copy of a CachingAutotuner, as its own prepare_for_pickle leaves it; the original stays as it is."""
-    function = _never_launched(original.fn)
+    function = _copy_unlaunched(original.fn)
     memo = {id(original.fn): function}
-    results = [compile_result(result, memo) for result in original.compile_results]
-    copy = _shallow(original, fn=function, compile_results=results)
+    results = [copy_compile_result(result, memo) for result in original.compile_results]
+    copy = _copy_shallow(original, fn=function, compile_results=results)
     copy.prepare_for_pickle()
     if "_reload_kernel" in vars(copy):
         copy._reload_kernel = None  # A closure over this process's worker pool; the loading process sets its own.
     return copy
 
 
-def compile_result(original: Any, memo: dict[int, Any] | None = None) -> Any:
+def copy_compile_result(original: Any, memo: dict[int, Any] | None = None) -> Any:
     """A copy of a CompileResult whose kernel is not loaded. ``memo``: copies of functions by id, to share them."""
-    return _shallow(original, kernel=_kernel(original, {} if memo is None else memo))
+    return _copy_shallow(original, kernel=_copy_kernel(original, {} if memo is None else memo))
 
 
-def _kernel(result: Any, memo: dict[int, Any]) -> Any:
+def _copy_kernel(result: Any, memo: dict[int, Any]) -> Any:
     kernel = result.kernel
     source = getattr(kernel, "src", None)
     if source is None:
@@ -51,28 +51,28 @@ def _kernel(result: Any, memo: dict[int, Any]) -> Any:
         return copy
     changes: dict[str, Any] = {name: None for name in _HANDLES if name in vars(kernel)}
     if hasattr(source, "fn"):
-        changes["src"] = _shallow(source, fn=_function(source.fn, memo))
+        changes["src"] = _copy_shallow(source, fn=_copy_function(source.fn, memo))
     if not result.inductor_meta.get("store_cubin"):
         # The texts of the stages, hundreds of kB, are only for people to read.
         binaries = {stage: code for stage, code in kernel.asm.items() if isinstance(code, bytes)}
         changes["asm"] = type(kernel.asm)(binaries)
-    return _shallow(kernel, **changes)
+    return _copy_shallow(kernel, **changes)
 
 
-def _function(original: Any, memo: dict[int, Any]) -> Any:
+def _copy_function(original: Any, memo: dict[int, Any]) -> Any:
     """A JITFunction as Inductor's own prepare_for_pickle leaves it."""
     if id(original) not in memo:
         heuristics = sys.modules["torch._inductor.runtime.triton_heuristics"]
         shell = object.__new__(heuristics.CachingAutotuner)
-        shell.fn = _never_launched(original)
+        shell.fn = _copy_unlaunched(original)
         shell.launchers, shell.compile_results, shell.benchmark_failure_reasons = [], [], {}
         shell.prepare_for_pickle()
         memo[id(original)] = shell.fn
     return memo[id(original)]
 
 
-def _never_launched(function: Any) -> Any:
-    copy = _shallow(function)
+def _copy_unlaunched(function: Any) -> Any:
+    copy = _copy_shallow(function)
     caches = getattr(function, "device_caches", None)
     if caches is not None:
         # By device: the kernels that Triton itself compiled for its launches, and their argument binder, which a
@@ -81,7 +81,7 @@ def _never_launched(function: Any) -> Any:
     return copy
 
 
-def _shallow(original: Any, **changes: Any) -> Any:
+def _copy_shallow(original: Any, **changes: Any) -> Any:
     copy = object.__new__(type(original))
     vars(copy).update({**vars(original), **changes})
     return copy
@@ -128,14 +128,14 @@ def keep_cubin(result: Any) -> None:
         attestations.attest_in_process(path, raw)
     try:
         kernel.cubin_path = None  # no unverified file is loaded, whatever happens
-        kernel.cubin_path, _ = gate.verified_load_path(file)
+        kernel.cubin_path, _ = gate.verify_load_path(file)
     except (OSError, EntryRefusedError, opening.UnusableEntry) as error:
         if raw is None:
             raise
         if isinstance(error, OSError):
             kernel.cubin_path = triton_files.write_private_copy(file, kernel.name, raw, error)
         else:
-            kernel.cubin_path = gate.private_path(file, raw, is_kept=False)
+            kernel.cubin_path = gate.make_private_path(file, raw, is_kept=False)
     with suppress(FileNotFoundError):  # nobody else can put one there: the load that follows raises its own error
         check = opening.check_up_to(entry_files.max_entry_size(Kind.KERNEL))
         _cubins[kernel] = opening.read_regular(kernel.cubin_path, check)
@@ -143,7 +143,7 @@ def keep_cubin(result: Any) -> None:
 
 def freeze(result: Any) -> Recipe:
     """The recipe of a CompileResult, loaded or not."""
-    copy = compile_result(result)
+    copy = copy_compile_result(result)
     if _is_static(copy):
         copy.kernel.cubin_raw = _cubins[result.kernel]
     versions = provenance.describe()
@@ -156,29 +156,29 @@ def rebuild(recipe: Recipe) -> Callable[..., None]:
     Raises LauncherError if the kernel cannot be loaded here for a known reason; any other error of torch's own code
     (out of memory, say) is raised unchanged.
     """
-    result = _unpickle(recipe)
-    with _cubin_in_memory(result):
+    result = _unpickle_recipe(recipe)
+    with _memory_cubin_scope(result):
         try:
             launcher = result.make_launcher()
         except Exception as error:
-            mismatch = _mismatch(result, recipe)
+            mismatch = _find_mismatch(result, recipe)
             if mismatch is None:
                 raise
-            raise _error(recipe, mismatch) from error
+            raise _make_error(recipe, mismatch) from error
     function: Callable[..., None] = getattr(launcher, "func", launcher)
     return function
 
 
-def _unpickle(recipe: Recipe) -> Any:
+def _unpickle_recipe(recipe: Recipe) -> Any:
     try:
         return pickle.loads(recipe.content)  # noqa: S301  part of a pickle that was verified as a whole
     except Exception as error:
-        here = _version_mismatch(recipe) or f"{type(error).__name__}: {error}"
-        raise _error(recipe, f"what it was made from cannot be read: {here}") from error
+        here = _find_version_mismatch(recipe) or f"{type(error).__name__}: {error}"
+        raise _make_error(recipe, f"what it was made from cannot be read: {here}") from error
 
 
 @contextmanager
-def _cubin_in_memory(result: Any) -> Iterator[None]:
+def _memory_cubin_scope(result: Any) -> Iterator[None]:
     """Let a static CompileResult load the cubin it came with, from a file that nobody else can name or change."""
     if not _is_static(result):
         yield
@@ -203,16 +203,16 @@ def _is_static(result: Any) -> bool:
     return hasattr(result, "reload_cubin_path")
 
 
-def _mismatch(result: Any, recipe: Recipe) -> str | None:
+def _find_mismatch(result: Any, recipe: Recipe) -> str | None:
     built_for = str(result.compile_meta.get("cc", ""))
     built_for = f"sm_{built_for}" if built_for.isdecimal() else built_for
     here = provenance.describe()["gpu"]
     if here and not any(name.startswith(built_for) for name in here.split(",")):
         return f"it was compiled for {built_for}, and this process has {here}"
-    return _version_mismatch(recipe)
+    return _find_version_mismatch(recipe)
 
 
-def _version_mismatch(recipe: Recipe) -> str | None:
+def _find_version_mismatch(recipe: Recipe) -> str | None:
     versions = provenance.describe()
     different = [name for name in ("torch", "triton") if getattr(recipe, name) != versions[name]]
     if not different:
@@ -222,5 +222,5 @@ def _version_mismatch(recipe: Recipe) -> str | None:
     )
 
 
-def _error(recipe: Recipe, why: str) -> LauncherError:
+def _make_error(recipe: Recipe, why: str) -> LauncherError:
     return LauncherError(f"safecache: the kernel {recipe.kernel} cannot be launched: {why}. {_REMEDY}")

@@ -110,11 +110,11 @@ class MetricsFile:
         from prometheus_client.mmap_dict import mmap_key
 
         if kind not in self._kinds:
-            self._kinds[kind] = _open(self._directory, kind)
+            self._kinds[kind] = _create_file(self._directory, kind)
         self._kinds[kind].write_value(mmap_key(metric, name, list(labels), list(labels.values()), text), value, 0.0)
 
 
-def _open(directory: str, kind: str) -> Any:
+def _create_file(directory: str, kind: str) -> Any:
     from prometheus_client.mmap_dict import MmapedDict
 
     # Starts with the kind, as readers expect. The random part makes it unique: pids are reused.
@@ -163,15 +163,15 @@ class _State:
             self.file.close()
         self.file = None
 
-    def in_child(self) -> _State:
+    def make_child_state(self) -> _State:
         self.end()
         state = _State()
-        state.before = events.counters()
+        state.before = events.read_counters()
         return state
 
 
 # A forked child writes its own file.
-_state: Part[_State] = Part(_State, _State.in_child)
+_state: Part[_State] = Part(_State, _State.make_child_state)
 
 
 def start() -> None:
@@ -194,10 +194,10 @@ def start() -> None:
             return
         config.set_metrics_directory(directory)
         _program.maker = os.getpid()
-        call_at_exit(functools.partial(_remove, directory, _program.maker))
+        call_at_exit(functools.partial(_remove_directory, directory, _program.maker))
     _program.is_on = True
-    ports.observe(Counted, _observe)
-    call_at_exit(_end)
+    ports.observe(Counted, _observe_count)
+    call_at_exit(_end_counting)
 
 
 def show() -> None:
@@ -210,7 +210,7 @@ def show() -> None:
 
 
 def _give_up(error: Exception) -> None:
-    ports.stop_observing(Counted, _observe)
+    ports.stop_observing(Counted, _observe_count)
     text = f"{type(error).__name__}: {error}"
     events.log_line(logging.WARNING, f"safecache: there are no metrics of this process: {text}")
 
@@ -233,14 +233,14 @@ def register(registry: Any = None) -> None:
         _program.registries += (shown,)
         multiprocess.MultiProcessCollector(shown, config.metrics_directory())
     if plugs.stats():
-        _write()
+        _write_counts()
 
 
-def _observe(counted: Counted) -> None:
-    _write(counted.name, counted.seconds)
+def _observe_count(counted: Counted) -> None:
+    _write_counts(counted.name, counted.seconds)
 
 
-def _write(name: str = "", seconds: float | None = None) -> None:
+def _write_counts(name: str = "", seconds: float | None = None) -> None:
     """Write the count of ``name``, and a duration in ``seconds`` if there is one; the first time, all counts."""
     with _state.lock:
         state = _state.now
@@ -263,12 +263,12 @@ def _write(name: str = "", seconds: float | None = None) -> None:
             _give_up(error)
 
 
-def _end() -> None:
-    ports.stop_observing(Counted, _observe)
+def _end_counting() -> None:
+    ports.stop_observing(Counted, _observe_count)
     with _state.lock:
         _state.now.end()
 
 
-def _remove(directory: str, maker: int) -> None:
+def _remove_directory(directory: str, maker: int) -> None:
     if os.getpid() == maker:
         shutil.rmtree(directory, ignore_errors=True)

@@ -23,7 +23,7 @@ from safecache.settings import config
 if TYPE_CHECKING:
     from safecache.packs.archive import Pack
 
-__all__ = ["candidates", "keep"]
+__all__ = ["find_candidates", "keep"]
 
 _Result = TypeVar("_Result")
 _REMEDY = "Recompiling what it contains. Help: safecache doctor --for PACK"
@@ -40,13 +40,13 @@ class _State:
 _state: Part[_State] = Part(_State, inherit)
 
 
-def candidates(ref: Ref) -> Iterator[Bundle]:
+def find_candidates(ref: Ref) -> Iterator[Bundle]:
     """Yield what the packs have, in their order: see Tier.candidates()."""
     state, wanted = _state.now, (ref.kind, ref.key)
     if wanted in state.taken:
         return
 
-    def judged(refusal: Refusal | None) -> None:
+    def note_verdict(refusal: Refusal | None) -> None:
         if refusal is None:
             events.count(Count.PACK_HIT)
             if ref.kind in ENTRIES:
@@ -58,9 +58,9 @@ def candidates(ref: Ref) -> Iterator[Bundle]:
             if pack is None:
                 continue
             for packed in pack.by_key.get(wanted, ()):
-                files = _attempt(path, partial(pack.read, packed))
+                files = _try_pack(path, partial(pack.read, packed))
                 if files is not None:
-                    yield Bundle(ref._replace(root=""), files, f"the pack {path}", "pack", judged)
+                    yield Bundle(ref._replace(root=""), files, f"the pack {path}", "pack", note_verdict)
 
 
 def keep(ref: Ref, *, again: bool = False) -> None:
@@ -76,7 +76,7 @@ def _find_pack(path: str) -> Pack | None:
             if not config.current().strict:
                 packs[path] = None  # whatever fails in it does so once
             if config.is_installed(_LIBRARY):
-                packs[path] = _attempt(path, partial(archive.opened, path))
+                packs[path] = _try_pack(path, partial(archive.open_pack, path))
             else:
                 text, why = f"cannot use pack {path}", f"{_LIBRARY} is not installed"
                 remedy = f"Help: {config.install_line(_EXTRA)}"
@@ -85,7 +85,7 @@ def _find_pack(path: str) -> Pack | None:
         return packs[path]
 
 
-def _attempt(path: str, work: Callable[[], _Result]) -> _Result | None:
+def _try_pack(path: str, work: Callable[[], _Result]) -> _Result | None:
     """Return what ``work`` does; None, and report it, for a pack that cannot be used: this process does without it."""
     try:
         return work()

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from safecache.errors import PackRefusedError
-from safecache.files import opening
+from safecache.fs import opening
 from safecache.ports import File
 from safecache.reporting.kinds import Kind, Reason
 from safecache.reporting.report import Refusal
@@ -32,10 +32,10 @@ from safecache.store.wire import MALFORMED, Packed
 __all__ = [
     "LEVEL",
     "Pack",
-    "beginning",
-    "end",
-    "opened",
-    "refused",
+    "make_error",
+    "make_first_frame",
+    "make_last_frame",
+    "open_pack",
 ]
 
 _STATEMENT = "https://in-toto.io/Statement/v1"
@@ -52,7 +52,7 @@ _SIZE_FIELD = slice(124, 136)
 _SIZE = re.compile(rb"[0-7]{11}\0")
 
 
-def beginning(groups: Iterable[Packed], said: Mapping[str, Any]) -> bytes:
+def make_first_frame(groups: Iterable[Packed], said: Mapping[str, Any]) -> bytes:
     """Return the frame of the sealed manifest of ``groups``, whose frames follow it in this order.
 
     ``said``: further fields of the manifest. Raises KeyringError without a key to seal it, PackRefusedError for too
@@ -65,10 +65,15 @@ def beginning(groups: Iterable[Packed], said: Mapping[str, Any]) -> bytes:
         listed.append(each._replace(at=position).row)
         subjects.append({"name": each.name, "digest": {"sha256": each.digest}})
         position += each.stored
-    predicate = {**said, "namespace": config.current().namespace, "body": position + len(end()), "groups": listed}
+    predicate = {
+        **said,
+        "namespace": config.current().namespace,
+        "body": position + len(make_last_frame()),
+        "groups": listed,
+    }
     statement = {"_type": _STATEMENT, "subject": subjects, "predicateType": _PREDICATE, "predicate": predicate}
     manifest = json.dumps(statement, sort_keys=True, indent=1).encode()
-    stated = provenance.statement(Kind.PACK)
+    stated = provenance.make_statement(Kind.PACK)
     sealed = seal.attach(manifest, Kind.PACK, _MANIFEST, keyring.sealing_key(), stated, config.current().namespace)
     content = wire.tar_member(_MANIFEST, manifest) + wire.tar_member(_SEAL, sealed[len(manifest) :])
     if len(content) > _LARGEST:
@@ -76,7 +81,7 @@ def beginning(groups: Iterable[Packed], said: Mapping[str, Any]) -> bytes:
     return zstandard.ZstdCompressor(level=LEVEL).compress(content)
 
 
-def end() -> bytes:
+def make_last_frame() -> bytes:
     """Return the last frame of a pack, which ends its tar file."""
     import zstandard
 
@@ -103,29 +108,29 @@ class Pack:
         Raises PackRefusedError for what the manifest does not state, and OSError.
         """
         try:
-            return wire.decompress(self._frame(packed), packed)
+            return wire.decompress(self._read_frame(packed), packed)
         except MALFORMED as error:
-            raise refused(self.path, f"{packed.name} in it cannot be read ({type(error).__name__})") from error
+            raise make_error(self.path, f"{packed.name} in it cannot be read ({type(error).__name__})") from error
 
     def check(self, packed: Packed) -> None:
         """Raise PackRefusedError if the frame of this group is not what the manifest states. Raises OSError."""
-        self._frame(packed)
+        self._read_frame(packed)
 
-    def _frame(self, packed: Packed) -> bytes:
+    def _read_frame(self, packed: Packed) -> bytes:
         content = self._file.read(self._begin + packed.at, packed.stored)
         if hashlib.sha256(content).hexdigest() != packed.digest:
-            raise refused(self.path, f"{packed.name} in it is not what was packed")
+            raise make_error(self.path, f"{packed.name} in it is not what was packed")
         return content
 
 
-def refused(path: str, why: str, reason: Reason = Reason.DAMAGED, remedy: str = "") -> PackRefusedError:
+def make_error(path: str, why: str, reason: Reason = Reason.DAMAGED, remedy: str = "") -> PackRefusedError:
     """Return the error for a pack that is not used."""
     error = PackRefusedError(f"cannot use pack {path}: {why}.{f' {remedy}' if remedy else ''}")
     error.reason, error.why, error.remedy, error.pack = reason.value, why, remedy, path
     return error
 
 
-def opened(path: str) -> Pack:
+def open_pack(path: str) -> Pack:
     """Open the pack at ``path`` and verify its manifest. Raises PackRefusedError and OSError.
 
     PackRefusedError: no trusted key has sealed it as a pack, or it is shorter or longer than it was made. Its groups
@@ -133,29 +138,31 @@ def opened(path: str) -> Pack:
     """
     try:
         file = opening.OpenFile(path, opening.check_regular)
-        content, begin = _first_frame(file)
-        sealed = _untar_manifest(content)
+        content, begin = _read_unverified_frame(file)
+        sealed = _untar_unverified(content)
     except opening.UnusableEntry as error:
-        raise refused(path, str(error), error.reason) from error
+        raise make_error(path, str(error), error.reason) from error
     except MALFORMED as error:
-        raise refused(path, f"it does not begin as a pack ({error})", Reason.UNKNOWN_FORMAT) from error
+        raise make_error(path, f"it does not begin as a pack ({error})", Reason.UNKNOWN_FORMAT) from error
     verdict = trust.examine(sealed, Kind.PACK, _MANIFEST, None)
     if isinstance(verdict, Refusal):
-        raise refused(path, verdict.evidence, verdict.reason, verdict.remedy)
+        raise make_error(path, verdict.evidence, verdict.reason, verdict.remedy)
     try:
-        manifest = seal.payload_of(sealed)
-        predicate = _predicate(manifest)
+        manifest = seal.strip_unverified(sealed)
+        predicate = _parse_predicate(manifest)
         is_whole = begin + predicate["body"] == file.size
         pack = Pack(path, file, hashlib.sha256(manifest).hexdigest(), predicate, begin)
     except MALFORMED as error:
         # A later safecache's, perhaps.
-        raise refused(path, f"its manifest cannot be read ({error})", Reason.UNKNOWN_FORMAT) from error
+        raise make_error(path, f"its manifest cannot be read ({error})", Reason.UNKNOWN_FORMAT) from error
     if not is_whole:
-        raise refused(path, f"it has {units.write_size(file.size)}, which is not as much as was packed: fetch it again")
+        raise make_error(
+            path, f"it has {units.write_size(file.size)}, which is not as much as was packed: fetch it again"
+        )
     return pack
 
 
-def _first_frame(file: opening.OpenFile) -> tuple[bytes, int]:
+def _read_unverified_frame(file: opening.OpenFile) -> tuple[bytes, int]:
     """Return what the first frame holds, as much as it states, and its end. Raises one of MALFORMED, or OSError."""
     import zstandard
 
@@ -181,7 +188,7 @@ def _first_frame(file: opening.OpenFile) -> tuple[bytes, int]:
     return bytes(found), at - len(decompressor.unused_data)
 
 
-def _untar_manifest(content: bytes) -> bytes:
+def _untar_unverified(content: bytes) -> bytes:
     """Return the manifest with its seal, unverified: two files with the headers that wire.tar_member() makes.
 
     Nothing vouches for these bytes yet. A tar file may contain many things before its first file, such as a sparse file
@@ -201,7 +208,7 @@ def _untar_manifest(content: bytes) -> bytes:
     return found
 
 
-def _predicate(manifest: bytes) -> Mapping[str, Any]:
+def _parse_predicate(manifest: bytes) -> Mapping[str, Any]:
     statement = json.loads(manifest)
     if (statement["_type"], statement["predicateType"]) != (_STATEMENT, _PREDICATE):
         raise ValueError("it is a statement about something else")

@@ -1,4 +1,4 @@
 """Apply and remove hooks on symbols of torch, Triton and servers.
 
-May import the rooms up to launchers.
+May import the packages up to launchers.
 """

@@ -47,13 +47,13 @@ class _Finder:
         """Return the spec of a target module, with a loader that patches; None for any other module."""
         # A finder ahead of us may have found a target without asking us. Not patched here: importlib holds its global
         # lock while it asks a finder.
-        _watch()
+        _start_watch()
         if fullname not in _hooks.modules or getattr(self._searching, "name", None) == fullname:
             return None
         # A finder behind us may go through sys.meta_path again, including us.
         self._searching.name = fullname
         try:
-            spec = next(self._specs(fullname, path, target), None)
+            spec = next(self._iter_specs(fullname, path, target), None)
         finally:
             self._searching.name = None
         if spec is not None and hasattr(spec.loader, "exec_module"):
@@ -61,7 +61,7 @@ class _Finder:
             spec.loader = _PatchingLoader(spec.loader)  # type: ignore[assignment]
         return spec
 
-    def _specs(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None) -> Iterator[ModuleSpec]:
+    def _iter_specs(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None) -> Iterator[ModuleSpec]:
         finders = list(sys.meta_path)
         behind = finders[finders.index(self) + 1 :] if self in finders else []
         for finder in behind:
@@ -142,7 +142,7 @@ def activate() -> None:
     except VerifierError:
         deactivate()
         raise
-    _watch()
+    _start_watch()
 
 
 def _check_strictly() -> None:
@@ -150,7 +150,7 @@ def _check_strictly() -> None:
     from safecache.patching import patching
     from safecache.signing import keyring, provenance
 
-    objection = keyring.current(tell=False).objection()
+    objection = keyring.current(tell=False).find_objection()
     if objection:
         raise KeyringError(f"safecache: nothing can be verified, and SAFECACHE_STRICT is set: {objection}.")
     if provenance.torch_version():
@@ -202,13 +202,13 @@ def status() -> list[HookStatus]:
     states = []
     with _hooks.lock:
         for unit, targets, hooks, error in found:
-            states += [_state(unit.name, hook) for hook in hooks]
+            states += [_make_status(unit.name, hook) for hook in hooks]
             if error is not None:
                 states += [HookStatus(name, unknown, f"{type(error).__name__}: {error}", unit.name) for name in targets]
     return states
 
 
-def _state(unit: str, hook: Hook) -> HookStatus:
+def _make_status(unit: str, hook: Hook) -> HookStatus:
     from safecache.patching.hook import HookState, HookStatus
     from safecache.signing import provenance
 
@@ -217,18 +217,18 @@ def _state(unit: str, hook: Hook) -> HookStatus:
     # Such a torch may not have the module either, and below: a package that the module needs may be missing.
     if "torch" in sys.modules and hook.is_not_for(provenance.torch_release()):
         state = HookState.NOT_FOR_TORCH
-    elif "torch" in sys.modules and hook.module not in sys.modules and _lacks(hook.needs):
+    elif "torch" in sys.modules and hook.module not in sys.modules and _is_missing(hook.needs):
         state, reason = HookState.NOT_FOR_TORCH, f"{hook.needs} is not installed"
     elif unit in _hooks.disabled:
         state, reason = HookState.SWITCHED_OFF, next(each.lost for each in units.UNITS if each.name == unit)
     elif hook.module in _hooks.broken:
         state, reason = HookState.STANDING_DOWN, _hooks.broken[hook.module]
     elif patch is not None:
-        state, reason = patch.state(), patch.reason
+        state, reason = patch.find_state(), patch.reason
     return HookStatus(hook.name, state, reason, unit)
 
 
-def _lacks(package: str) -> bool:
+def _is_missing(package: str) -> bool:
     from importlib.util import find_spec
 
     return bool(package) and package not in sys.modules and find_spec(package) is None
@@ -248,7 +248,7 @@ def _patch_module(name: str, module: ModuleType) -> None:
     _hooks.broken.pop(name, None)
     _add_installed()
     try:
-        patches = _prepared(name)
+        patches = _prepare_patches(name)
         with _hooks.lock:
             if _hooks.finder is not None:
                 for patch in patches:
@@ -279,7 +279,7 @@ def _add_installed() -> None:
     _catch_up()
 
 
-def _prepared(name: str) -> list[Patch]:
+def _prepare_patches(name: str) -> list[Patch]:
     """Return the patches of a module, with everything that they need imported.
 
     Imports without holding the lock: an import can wait for another thread's import, and that thread for the lock.
@@ -338,7 +338,7 @@ def _is_any_pending() -> bool:
     return any(map(sys.modules.__contains__, _hooks.pending.copy()))
 
 
-def _watch() -> None:
+def _start_watch() -> None:
     """Start a thread that patches the targets whose import is in progress or bypassed us, once they are imported."""
     if _is_any_pending() and (_hooks.watcher is None or not _hooks.watcher.is_alive()):
         # Two threads that activate at once each start their own, which does no harm.

@@ -32,7 +32,7 @@ from safecache.reporting.kinds import Reason
 from safecache.settings import config
 from safecache.signing import provenance
 
-__all__ = ["Patch", "StandDown", "StandDownError", "check_version", "signature_of", "wrapped"]
+__all__ = ["Patch", "StandDown", "StandDownError", "check_version", "format_signature", "wrap_original"]
 
 
 _DEEPEST_CHAIN = 100
@@ -70,10 +70,10 @@ class _Layer:
     def is_below(self, outermost: Any) -> bool:
         """Tell whether a call of ``outermost`` reaches the wrapper, as far as ``__wrapped__`` shows."""
         # A closure is usually made over the bound form of our wrapper.
-        return any(self.wrapper is each or self.wrapper is parent for each, parent in _chain(outermost))
+        return any(self.wrapper is each or self.wrapper is parent for each, parent in _iter_chain(outermost))
 
 
-def _chain(outermost: Any) -> Iterator[tuple[Any, Any]]:
+def _iter_chain(outermost: Any) -> Iterator[tuple[Any, Any]]:
     """Yield each callable of the chain of ``__wrapped__``, and the wrapper that it is the bound form of, or None."""
     wrapper = outermost
     for _ in range(_DEEPEST_CHAIN):
@@ -83,14 +83,14 @@ def _chain(outermost: Any) -> Iterator[tuple[Any, Any]]:
             return
 
 
-def wrapped(original: Any, function: Any, enabled: Callable[[], bool]) -> Any:
+def wrap_original(original: Any, function: Any, enabled: Callable[[], bool]) -> Any:
     """Return ``original``, a function, module or path, wrapped by the hook ``function``, on while ``enabled()``."""
     if isinstance(original, (types.ModuleType, os.PathLike)):
         return function(original, enabled=enabled)
     return _Wrapper(original, function, enabled=enabled)
 
 
-def _by_name(function: Any) -> tuple[Any, tuple[str]]:
+def _reduce_to_name(function: Any) -> tuple[Any, tuple[str]]:
     return pkgutil.resolve_name, (f"{function.__module__}:{function.__qualname__}",)
 
 
@@ -101,7 +101,7 @@ class _BoundWrapper(BoundFunctionWrapper[Any, Any]):
         method = self.__wrapped__
         if isinstance(method, types.MethodType):
             return getattr, (method.__self__, method.__name__)
-        return _by_name(method)
+        return _reduce_to_name(method)
 
     def __copy__(self) -> Any:
         return self
@@ -122,7 +122,7 @@ class _Wrapper(FunctionWrapper[Any, Any]):
         # A function defined in another cannot be found by its name: pickle refuses it, as in stock torch.
         has_name = "<locals>" not in self.__qualname__
         imported = getattr(sys.modules[self.__module__], self.__qualname__, None) is not self
-        return _by_name(self) if imported and has_name else self.__qualname__
+        return _reduce_to_name(self) if imported and has_name else self.__qualname__
 
     def __copy__(self) -> Any:
         return self
@@ -150,7 +150,9 @@ class Patch:
             self._apply(module)
             self.reason = ""
         except Exception as error:
-            stood_down = error if isinstance(error, StandDownError) else _failed(error)
+            stood_down = StandDownError(StandDown.HOOK_FAILED, f"{type(error).__name__}: {error}")
+            if isinstance(error, StandDownError):
+                stood_down = error
             self.reason = str(stood_down)
             all_alike = stood_down.why is StandDown.UNKNOWN_VERSION
             which = "every hook" if all_alike else f"the hook on {self.hook.name}"
@@ -172,29 +174,29 @@ class Patch:
             return
         if self.hook.is_on_builtin:
             vars(module).setdefault(self.hook.attribute, getattr(builtins, self.hook.attribute))
-        original = _resolve(module, self.hook.attribute)
+        original = _resolve_attribute(module, self.hook.attribute)
         if self._is_in_source(module):
             return
         self._module = module
-        present = self._present(original)
+        present = self._find_layer(original)
         if present is None:
             _check_signature(original, self.hook.signatures)
             present = _Layer()
-            present.wrapper = wrap_object(module, self.hook.attribute, self._factory(present))
+            present.wrapper = wrap_object(module, self.hook.attribute, self._make_factory(present))
             self._layers.append(present)
         for layer in self._layers:
             layer.enabled = layer is present
         self._replace_copies(present.wrapper.__wrapped__, present.wrapper)
 
-    def _present(self, outermost: Any) -> _Layer | None:
+    def _find_layer(self, outermost: Any) -> _Layer | None:
         return next((layer for layer in self._layers if layer.is_below(outermost)), None)
 
     def _is_in_source(self, module: types.ModuleType) -> bool:
         """Tell whether a source patch (patches/) already does the hook's work."""
         return bool(self.hook.marker) and getattr(module, self.hook.marker, False) is True
 
-    def _factory(self, layer: _Layer) -> Any:
-        return lambda original: wrapped(original, self.hook.function, lambda: layer.enabled)
+    def _make_factory(self, layer: _Layer) -> Any:
+        return lambda original: wrap_original(original, self.hook.function, lambda: layer.enabled)
 
     def revert(self) -> None:
         """Take the hook off: restores the original object, or leaves only what others have wrapped around it."""
@@ -215,7 +217,7 @@ class Patch:
             if holder.get(self.hook.attribute) is old:
                 setattr(sys.modules[name], self.hook.attribute, new)
 
-    def state(self) -> HookState:
+    def find_state(self) -> HookState:
         """Return the state: not NOT_FOR_TORCH, which is known before there is a patch."""
         module = sys.modules.get(self.hook.module)
         if self.reason:
@@ -224,16 +226,12 @@ class Patch:
             return HookState.NOT_IMPORTED
         enabled = next((layer for layer in self._layers if layer.enabled), None)
         try:
-            found = _resolve(module, self.hook.attribute)
+            found = _resolve_attribute(module, self.hook.attribute)
         except StandDownError:
             return HookState.INACTIVE if enabled is None else HookState.OVERWRITTEN
         if enabled is not None:
             return HookState.ACTIVE if enabled.is_below(found) else HookState.OVERWRITTEN
         return HookState.IN_SOURCE if self._is_in_source(module) else HookState.INACTIVE
-
-
-def _failed(error: Exception) -> StandDownError:
-    return StandDownError(StandDown.HOOK_FAILED, f"{type(error).__name__}: {error}")
 
 
 def check_version() -> None:
@@ -243,7 +241,7 @@ def check_version() -> None:
         raise StandDownError(StandDown.UNKNOWN_VERSION, f"{provenance.torch_version()}, known are {known}")
 
 
-def _resolve(module: types.ModuleType, attribute: str) -> Any:
+def _resolve_attribute(module: types.ModuleType, attribute: str) -> Any:
     try:
         return resolve_path(module, attribute)[2]
     except (AttributeError, PathResolutionError) as error:
@@ -251,12 +249,12 @@ def _resolve(module: types.ModuleType, attribute: str) -> Any:
 
 
 def _check_signature(original: Any, known: tuple[str, ...]) -> None:
-    found = signature_of(original)
+    found = format_signature(original)
     if found not in known:
         raise StandDownError(StandDown.UNKNOWN_SIGNATURE, f"({found}), known are {' and '.join(map(repr, known))}")
 
 
-def signature_of(original: Any) -> str:
+def format_signature(original: Any) -> str:
     """Return the signature in the notation of the table; for a module, its name."""
     if isinstance(original, types.ModuleType):
         return f"<module {original.__name__}>"
@@ -264,7 +262,7 @@ def signature_of(original: Any) -> str:
         return hooks.PATH
     function = getattr(original, "__func__", original)
     if type(function) is types.FunctionType and not vars(function):
-        return _signature_of_plain(function)
+        return _format_plain(function)
     return ", ".join(
         ("*" if parameter.kind is parameter.KEYWORD_ONLY else "")
         + parameter.name
@@ -273,7 +271,7 @@ def signature_of(original: Any) -> str:
     )
 
 
-def _signature_of_plain(function: types.FunctionType) -> str:
+def _format_plain(function: types.FunctionType) -> str:
     """Return the same for a function without attributes, in a thirtieth of the time of inspect.signature."""
     code = function.__code__
     positional, keyword_only = code.co_argcount, code.co_kwonlyargcount

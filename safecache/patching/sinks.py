@@ -23,14 +23,14 @@ __all__ = [
     "Listed",
     "Sink",
     "Verdict",
-    "differences",
-    "installed",
-    "listed",
-    "newest",
-    "release_of",
+    "find_differences",
+    "find_newest",
+    "list_sinks",
+    "parse_release",
+    "read_table",
     "scan",
+    "scan_installed",
     "scan_source",
-    "table",
 ]
 
 # What may touch a cache, a temporary directory or an artifact of torch.compile, relative to site-packages.
@@ -104,15 +104,15 @@ def scan(packages: str, distribution: str) -> list[Sink]:
 
     ``distribution``: "torch" or "triton". Raises OSError and SyntaxError.
     """
-    return sorted(sink for path in _sources(packages, distribution) for sink in _of_file(packages, path))
+    return sorted(sink for path in _iter_sources(packages, distribution) for sink in _scan_file(packages, path))
 
 
-def _of_file(packages: str, path: str) -> list[Sink]:
+def _scan_file(packages: str, path: str) -> list[Sink]:
     with open(os.path.join(packages, path), encoding="utf-8") as file:
         return scan_source(file.read(), path)
 
 
-def _sources(packages: str, distribution: str) -> Iterator[str]:
+def _iter_sources(packages: str, distribution: str) -> Iterator[str]:
     files = (
         [f"triton/{name}" for name in os.listdir(os.path.join(packages, "triton")) if _TRITON_FILES.fullmatch(name)]
         if distribution == "triton"
@@ -134,12 +134,12 @@ def _sources(packages: str, distribution: str) -> Iterator[str]:
 def scan_source(source: str, path: str) -> list[Sink]:
     """Return the sinks of one module; ``path`` is its name. Raises SyntaxError."""
     tree = ast.parse(source, path)
-    visitor = _Visitor(_bound(tree), _imported(tree))
+    visitor = _Visitor(_find_bound(tree), _find_imported(tree))
     visitor.visit(tree)
     return [Sink(path, function, what, times) for (function, what), times in visitor.found.items()]
 
 
-def _imported(tree: ast.AST) -> dict[str, str]:
+def _find_imported(tree: ast.AST) -> dict[str, str]:
     """Return the qualified name of each name that the module imports, anywhere in it."""
     names: dict[str, str] = {}
     for node in ast.walk(tree):
@@ -151,7 +151,7 @@ def _imported(tree: ast.AST) -> dict[str, str]:
     return names
 
 
-def _bound(tree: ast.Module) -> frozenset[str]:
+def _find_bound(tree: ast.Module) -> frozenset[str]:
     """Return the builtins that this module redefines."""
     bound = {node.name for node in tree.body if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
     return frozenset(bound & _BUILTINS)
@@ -189,10 +189,10 @@ class _Visitor(ast.NodeVisitor):
         """Skip the annotation: a type in it is not used."""
 
     def visit_Name(self, node: ast.Name) -> None:
-        self._look(node)
+        self._check_node(node)
 
     def visit_Attribute(self, node: ast.Attribute) -> None:
-        if not self._look(node):
+        if not self._check_node(node):
             self.generic_visit(node)
 
     def visit_Constant(self, node: ast.Constant) -> None:
@@ -202,8 +202,8 @@ class _Visitor(ast.NodeVisitor):
             if _CACHES.fullmatch(node.value):
                 self._add(f'"{node.value}"')
 
-    def _look(self, node: ast.Name | ast.Attribute) -> bool:
-        name = self._name(node)
+    def _check_node(self, node: ast.Name | ast.Attribute) -> bool:
+        name = self._resolve_name(node)
         is_sink = name is not None and isinstance(node.ctx, ast.Load) and self._is_sink(name)
         if is_sink:
             self._add(str(name))
@@ -219,12 +219,12 @@ class _Visitor(ast.NodeVisitor):
         is_cache = _CACHES.fullmatch(name) is not None and not name.startswith("self.")
         return is_cache or _METHODS.fullmatch(name.rpartition(".")[2]) is not None
 
-    def _name(self, node: ast.expr) -> str | None:
+    def _resolve_name(self, node: ast.expr) -> str | None:
         """Return the dotted name, with the aliases of the module's imports resolved; None for other expressions."""
         if isinstance(node, ast.Name):
             return self._imported.get(node.id, node.id)
         if isinstance(node, ast.Attribute):
-            return f"{self._name(node.value) or '…'}.{node.attr}"
+            return f"{self._resolve_name(node.value) or '…'}.{node.attr}"
         return None
 
     def _add(self, what: str) -> None:
@@ -259,27 +259,27 @@ class Listed(NamedTuple):
 
 
 @cache
-def table() -> tuple[Listed, ...]:
+def read_table() -> tuple[Listed, ...]:
     """Return all rows of sinks.txt. Raises ValueError for a malformed line, and OSError."""
     with open(_TABLE, encoding="utf-8") as file:
-        return tuple(_parsed(line.rstrip("\n") for line in file))
+        return tuple(_parse_lines(line.rstrip("\n") for line in file))
 
 
-def _parsed(lines: Iterable[str]) -> Iterator[Listed]:
+def _parse_lines(lines: Iterable[str]) -> Iterator[Listed]:
     verdict = None
     for line in lines:
         if not line or line.startswith("#"):
             continue
         found = _ROW.fullmatch(line)
         if found is None:
-            verdict = _verdict(line)
+            verdict = _parse_verdict(line)
         elif verdict is None:
             raise ValueError(f"no verdict stands above {line!r}")
         else:
-            yield _row(found, verdict)
+            yield _parse_row(found, verdict)
 
 
-def _verdict(line: str) -> Verdict:
+def _parse_verdict(line: str) -> Verdict:
     word, _, rest = line.partition(" ")
     if word == "hook":
         return Verdict(tuple(rest.split()), "", False)
@@ -288,36 +288,36 @@ def _verdict(line: str) -> Verdict:
     raise ValueError(f"neither a row nor a verdict: {line!r}")
 
 
-def _row(found: re.Match[str], verdict: Verdict) -> Listed:
+def _parse_row(found: re.Match[str], verdict: Verdict) -> Listed:
     module, function, what, times, since, until = found.groups()
     distribution = module.partition("/")[0]
-    first = release_of(since) if since else _FIRST[distribution]
-    last = release_of(until or since) if since else newest(distribution)
+    first = parse_release(since) if since else _FIRST[distribution]
+    last = parse_release(until or since) if since else find_newest(distribution)
     return Listed(Sink(module, function, what, int(times or 1)), verdict, first, last)
 
 
-def release_of(version: str) -> tuple[int, int]:
+def parse_release(version: str) -> tuple[int, int]:
     """Return the major and minor number of ``version``; (0, 0), for which nothing is listed, if there are none."""
     digits = re.match(r"(\d+)\.(\d+)", version)
     return (int(digits[1]), int(digits[2])) if digits else (0, 0)
 
 
-def newest(distribution: str) -> tuple[int, int]:
+def find_newest(distribution: str) -> tuple[int, int]:
     """Return the last release of torch or triton that is listed."""
     major, minor = _LAST[distribution]
     return major, minor - 1
 
 
-def listed(distribution: str, release: tuple[int, int]) -> dict[Sink, Verdict]:
+def list_sinks(distribution: str, release: tuple[int, int]) -> dict[Sink, Verdict]:
     """Return the sinks of this ``release`` of torch or triton, with their verdicts. Raises ValueError and OSError."""
     return {
         row.sink: row.verdict
-        for row in table()
+        for row in read_table()
         if row.sink.module.startswith(f"{distribution}/") and row.since <= release <= row.until
     }
 
 
-def installed(distribution: str) -> list[Sink] | None:
+def scan_installed(distribution: str) -> list[Sink] | None:
     """Return the sinks of the installed torch or triton, or None if it is not installed. Imports neither.
 
     ``distribution``: "torch" or "triton". Raises OSError and SyntaxError.
@@ -328,7 +328,7 @@ def installed(distribution: str) -> list[Sink] | None:
     return scan(os.path.dirname(spec.submodule_search_locations[0]), distribution)
 
 
-def differences(found: Sequence[Sink], known: Iterable[Sink]) -> tuple[list[Sink], list[Sink]]:
+def find_differences(found: Sequence[Sink], known: Iterable[Sink]) -> tuple[list[Sink], list[Sink]]:
     """Return the sinks that are found but not known, and those that are known but not found, sorted."""
     unknown, vanished = set(found).difference(known), set(known).difference(found)
     return sorted(unknown), sorted(vanished)

@@ -1,4 +1,4 @@
 """Paths and names of everything that torch, Triton and safecache cache.
 
-May import the rooms up to files.
+May import the packages up to fs.
 """

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import NamedTuple
 
-from safecache.files import filesystem, folders, temporaries
+from safecache.fs import filesystem, folders, temporaries
 from safecache.reporting.kinds import Kind
 from safecache.session import Part, inherit
 from safecache.settings import config
@@ -40,23 +40,23 @@ __all__ = [
     "VLLM_TABLE",
     "CodeFile",
     "Location",
-    "cache_root",
-    "code",
-    "entry_name",
+    "find_cache_root",
+    "find_triton_caches",
+    "find_triton_siblings",
+    "find_vllm_caches",
+    "find_whole_cache",
     "inductor_cache_dir",
     "is_temporary",
     "list_entries",
     "locate",
+    "name_entry",
     "precompiled_header_dir",
     "reap_once",
     "sglang_cache_dir",
     "triton_cache_dir",
-    "triton_caches",
-    "triton_siblings",
     "vllm_cache_dir",
-    "vllm_caches",
     "walk",
-    "whole",
+    "walk_code",
 ]
 
 HEADERS_FOLDER = "precompiled_headers"
@@ -66,25 +66,25 @@ LOADED = ".load_ok"
 
 def inductor_cache_dir(environ: Mapping[str, str]) -> str:
     """Return Inductor's cache directory, even if missing. Raises FileNotFoundError without a temporary directory."""
-    return os.path.abspath(environ.get("TORCHINDUCTOR_CACHE_DIR") or _default())
+    return os.path.abspath(environ.get("TORCHINDUCTOR_CACHE_DIR") or _find_default_dir())
 
 
 def precompiled_header_dir(_: Mapping[str, str]) -> str:
     """Return the directory of Inductor's precompiled headers, even if missing. Raises as inductor_cache_dir()."""
-    return os.path.join(_default(), HEADERS_FOLDER)
+    return os.path.join(_find_default_dir(), HEADERS_FOLDER)
 
 
 def triton_cache_dir(environ: Mapping[str, str]) -> str:
     """Return Triton's own cache directory, even if missing."""
-    return environ.get("TRITON_CACHE_DIR") or _triton_at_home(environ)
+    return environ.get("TRITON_CACHE_DIR") or _find_home_cache(environ)
 
 
-def _triton_at_home(environ: Mapping[str, str]) -> str:
+def _find_home_cache(environ: Mapping[str, str]) -> str:
     home = environ.get("TRITON_HOME") or os.path.expanduser("~")
     return os.path.join(home, ".triton", "cache")
 
 
-def whole(root: str, environ: Mapping[str, str]) -> str:
+def find_whole_cache(root: str, environ: Mapping[str, str]) -> str:
     """Return the cache that contains ``root``: Inductor's or that of precompiled headers, or else ``root`` itself."""
     # Torch sets it when it first asks for the directory.
     cache = environ.get("TORCHINDUCTOR_CACHE_DIR")
@@ -94,7 +94,7 @@ def whole(root: str, environ: Mapping[str, str]) -> str:
     return above if os.path.basename(above) == HEADERS_FOLDER else root
 
 
-def _default() -> str:
+def _find_default_dir() -> str:
     try:
         user = getpass.getuser()
     except (KeyError, ModuleNotFoundError, OSError):
@@ -128,10 +128,10 @@ def reap_once(directory: str) -> None:
         if filesystem.lstat(directory).st_nlink == 2:
             return
     with suppress(OSError), folders.open_subdirectory(root, [key]) as folder:
-        for name in folder.names():
+        for name in folder.list_names():
             writer = _NAME.fullmatch(name)
             with suppress(OSError):
-                if writer and _is_old(folder.status(name)) and not _lives(int(writer[1])):
+                if writer and _is_old(folder.get_status(name)) and not _is_running(int(writer[1])):
                     folder.remove(name)
 
 
@@ -139,7 +139,7 @@ def _is_old(status: os.stat_result) -> bool:
     return stat.S_ISDIR(status.st_mode) and time.time() - status.st_mtime >= _PATIENCE
 
 
-def _lives(pid: int) -> bool:
+def _is_running(pid: int) -> bool:
     try:
         os.kill(pid, 0)
     except (ProcessLookupError, OverflowError):
@@ -183,12 +183,12 @@ class CodeFile(NamedTuple):
     name: str = ""
 
 
-def entry_name(content: bytes) -> str:
+def name_entry(content: bytes) -> str:
     """Return the file name that torch gives an entry of this content: its SHA-256 in base 32, by sha256_hash()."""
     return base64.b32encode(hashlib.sha256(content).digest())[:51].decode().lower()
 
 
-def cache_root(path: str) -> str:
+def find_cache_root(path: str) -> str:
     """Return the cache directory that contains the entry at ``path``; the entry's own directory if none does."""
     directory = os.path.dirname(path)
     above = os.path.dirname(os.path.dirname(path))
@@ -212,7 +212,7 @@ def locate(path: str) -> Location | None:
 def list_entries(directory: str) -> list[str]:
     """Return the names of the entries in ``directory``, sorted; none if it does not exist. Raises OSError."""
     try:
-        names = filesystem.retry(lambda: folders.names_in(directory), filesystem.READING)
+        names = filesystem.retry(lambda: folders.list_directory(directory), filesystem.READING)
     except FileNotFoundError:
         return []
     return sorted(name for name in names if not name.startswith("."))
@@ -223,23 +223,23 @@ def walk(root: str) -> Iterator[Location]:
     config.name_cache(root)
     for kind, parents in (
         (Kind.AOT_ENTRY, [os.path.join(root, AOT_FOLDER)]),
-        (Kind.FX_ENTRY, list(_subdirectories(os.path.join(root, FX_FOLDER)))),
+        (Kind.FX_ENTRY, list(_iter_subdirectories(os.path.join(root, FX_FOLDER)))),
     ):
         for parent in parents:
-            for directory in _subdirectories(parent):
+            for directory in _iter_subdirectories(parent):
                 for name in list_entries(directory):
                     yield Location(os.path.join(directory, name), kind, os.path.basename(directory))
 
 
-def code(root: str) -> Iterator[CodeFile]:
+def walk_code(root: str) -> Iterator[CodeFile]:
     """Yield every file of compiled code below the cache directory ``root``, Inductor's and Triton's. Raises OSError."""
     config.name_cache(root)
-    for cache in triton_caches(root):
-        yield from _code_in(cache)
+    for cache in find_triton_caches(root):
+        yield from _walk_code_in(cache)
 
 
-def _code_in(root: str) -> Iterator[CodeFile]:
-    for directory in _subdirectories(root):
+def _walk_code_in(root: str) -> Iterator[CodeFile]:
+    for directory in _iter_subdirectories(root):
         if TRITON_KEY.fullmatch(os.path.basename(directory)):
             for name in list_entries(directory):
                 if not is_temporary(name):
@@ -250,28 +250,28 @@ def _code_in(root: str) -> Iterator[CodeFile]:
                     yield CodeFile(os.path.join(directory, name), root)
 
 
-def triton_caches(root: str) -> Iterator[str]:
+def find_triton_caches(root: str) -> Iterator[str]:
     """Yield the directories in which Triton's keys may be: ``root`` and Inductor's folders in it. Raises OSError."""
     yield root
-    yield from _subdirectories(os.path.join(root, TRITON_FOLDER))
+    yield from _iter_subdirectories(os.path.join(root, TRITON_FOLDER))
 
 
-def triton_siblings(root: str, environ: Mapping[str, str]) -> list[str]:
+def find_triton_siblings(root: str, environ: Mapping[str, str]) -> list[str]:
     """Return the other caches in which this user's programs may have kept the kernels of the cache ``root``.
 
     For one of Inductor's folders for Triton, that is Triton's own cache; for that, those folders; else none. In vLLM,
     whose models have caches of their own in one process, it is the caches of all models and Triton's own.
     """
-    own, here = os.path.abspath(_triton_at_home(environ)), os.path.abspath(root)
+    own, here = os.path.abspath(_find_home_cache(environ)), os.path.abspath(root)
     with suppress(OSError):  # what cannot be listed, or has no place at all, holds nothing for us
         inductor = inductor_cache_dir(environ)
         vllm, is_vllm, _ = inductor.rpartition(f"/{VLLM_FOLDER}/")
         if is_vllm and (here == own or here.startswith(vllm + is_vllm)):
-            found = [own, *(cache for each in vllm_caches(vllm + is_vllm) for cache in triton_caches(each))]
+            found = [own, *(cache for each in find_vllm_caches(vllm + is_vllm) for cache in find_triton_caches(each))]
             return [cache for cache in found if cache != here]
         folder = os.path.join(inductor, TRITON_FOLDER)
         if here == own:
-            return list(_subdirectories(folder))
+            return list(_iter_subdirectories(folder))
         return [own] if os.path.dirname(here) == folder else []
     return []
 
@@ -300,14 +300,14 @@ def sglang_cache_dir(environ: Mapping[str, str]) -> list[str]:
     return [os.path.join(os.path.abspath(root), name) for name in ("inductor", "triton")]
 
 
-def vllm_caches(root: str, depth: int = _VLLM_DEPTH) -> Iterator[str]:
+def find_vllm_caches(root: str, depth: int = _VLLM_DEPTH) -> Iterator[str]:
     """Yield the caches of torch and Triton that vLLM keeps below ``root``; none in other places. Raises OSError."""
-    for path in _subdirectories(root):
+    for path in _iter_subdirectories(root):
         if os.path.basename(path) in VLLM_CACHES:
             yield path
         elif depth and _OF_VLLM.fullmatch(os.path.basename(path)):
-            yield from vllm_caches(path, depth - 1)
+            yield from find_vllm_caches(path, depth - 1)
 
 
-def _subdirectories(directory: str) -> Iterator[str]:
-    yield from (item.path for item in folders.listed(directory) if item.is_directory)
+def _iter_subdirectories(directory: str) -> Iterator[str]:
+    yield from (item.path for item in folders.list_items(directory) if item.is_directory)

@@ -7,7 +7,7 @@ import os
 import re
 from typing import NamedTuple
 
-from safecache.files import folders
+from safecache.fs import folders
 from safecache.places import layout
 from safecache.places.layout import CodeFile
 from safecache.reporting.kinds import Kind, Travel
@@ -62,14 +62,14 @@ class Ref(NamedTuple):
     @property
     def triton_folder(self) -> str:
         """Folder of a kernel's Triton cache in Inductor's, such as triton/0; "" for other kinds and places."""
-        within = config.within_cache(self.root)[1] if self.kind is Kind.KERNEL else ""
+        within = config.split_cache_path(self.root)[1] if self.kind is Kind.KERNEL else ""
         return within if TRITON_FOLDERS.fullmatch(within) else ""
 
-    def file(self, name: str) -> CodeFile:
+    def name_file(self, name: str) -> CodeFile:
         """Return the ref's file of this name."""
         return CodeFile(os.path.join(self.directory, name), self.root, self.kind)
 
-    def owns(self, name: str) -> bool:
+    def can_own(self, name: str) -> bool:
         """Tell whether a file of this name may belong to the ref."""
         if self.is_file:
             own = os.path.basename(self.path)
@@ -79,12 +79,12 @@ class Ref(NamedTuple):
         is_plain = os.path.basename(name) == name and not name.startswith(".") and "\0" not in name
         return bool(name) and is_plain and not layout.is_temporary(name)
 
-    def names(self) -> list[str]:
+    def list_names(self) -> list[str]:
         """Return the names of the ref's files, sorted; of one file, whether it exists or not. Raises OSError."""
         if self.is_file:
             own = os.path.basename(self.path)
             return [own, own + layout.LOADED]
-        return sorted(filter(self.owns, folders.names_in(self.directory)))
+        return sorted(filter(self.can_own, folders.list_directory(self.directory)))
 
 
 def locate(kind: Kind, path: str, root: str) -> Ref:

@@ -21,9 +21,9 @@ from contextlib import suppress
 from itertools import islice
 from typing import Any, NamedTuple
 
-from safecache.files import folders
-from safecache.files.folders import Folder
-from safecache.places import layout, ours
+from safecache.fs import folders
+from safecache.fs.folders import Folder
+from safecache.places import layout, metadata
 from safecache.places.refs import Ref
 from safecache.ports import Found
 from safecache.reporting import events
@@ -37,15 +37,15 @@ __all__ = [
     "KEYS",
     "Difference",
     "Key",
-    "compare",
-    "hides",
+    "compare_entries",
+    "format_differences",
     "is_kept",
     "is_new",
-    "keep",
-    "of_entry",
+    "keep_pair",
     "report_difference",
     "report_uncompared",
-    "show",
+    "should_hide",
+    "split_entry",
 ]
 
 
@@ -140,14 +140,14 @@ class _State:
 _state: Part[_State] = Part(_State)
 
 
-def hides(found: Sequence[Found]) -> bool:
+def should_hide(found: Sequence[Found]) -> bool:
     """Tell whether these hits are of the sample: all ranks of a job say the same of a key.
 
     The graphs that a hidden entry refers to are hidden too, as each is looked up.
     """
     if not config.current().recompile_sample or not found:
         return False
-    state, key = _state.now, _key_of(found[0])
+    state, key = _state.now, _make_key(found[0])
     with _state.lock:
         if key in state.sampled:
             return False
@@ -158,7 +158,7 @@ def hides(found: Sequence[Found]) -> bool:
             if not is_of_sample or state.size + size > _MOST_BYTES:
                 return False
             state.size += size
-            state.hidden |= {_key_of(each): found[number:] for number, each in enumerate(found)}
+            state.hidden |= {_make_key(each): found[number:] for number, each in enumerate(found)}
         state.sampled.add(key)
         return True
 
@@ -171,9 +171,9 @@ def is_new(ref: Ref, content: bytes) -> bool:
         if found is None:
             return True
         state.size -= len(found[0].content)
-    hidden = {_key_of(each): each.content for each in found}
+    hidden = {_make_key(each): each.content for each in found}
     try:
-        differences = compare(key, hidden, _Made(ref.root, {key: content}))
+        differences = compare_entries(key, hidden, _Made(ref.root, {key: content}))
     except Exception as error:  # of a class that cannot be taken apart
         report_uncompared(f"{ref.kind.noun} {ref.key}", f"{type(error).__name__}: {error}")
         return True
@@ -184,7 +184,7 @@ def is_new(ref: Ref, content: bytes) -> bool:
     return bool(differences)
 
 
-def _key_of(found: Found) -> Key:
+def _make_key(found: Found) -> Key:
     return found.ref.kind, found.ref.key
 
 
@@ -201,7 +201,7 @@ class _Made(dict[Key, bytes]):
     def __missing__(self, key: tuple[Kind, str]) -> bytes:
         ref = Ref(key[0], key[1], self._root)
         for name in layout.list_entries(ref.directory):
-            return entry_files.read_entry(ref.file(name).path, entry_files.max_entry_size(ref.kind))
+            return entry_files.read_unverified_entry(ref.name_file(name).path, entry_files.max_entry_size(ref.kind))
         raise KeyError(key)
 
 
@@ -219,9 +219,9 @@ def report_difference(entry: Found, made: bytes, differences: list[Difference]) 
     root = entry.ref.root or config.cache_directory() or ""
     kept, said = "", "It has differed before, and is left where it is."
     if not is_kept(root, (kind, key)):
-        kept, said = _kept(root, entry, made, differences)
-        said = f"{said} {_moved(entry)}"
-    text, why = f"{kind.noun} {entry.origin or key} recompiles differently", show(differences)
+        kept, said = _keep_evidence(root, entry, made, differences)
+        said = f"{said} {_quarantine_entry(entry)}"
+    text, why = f"{kind.noun} {entry.origin or key} recompiles differently", format_differences(differences)
     if not _differing.now:
         call_at_exit(_say_at_the_end)
     _differing.now.append(f"{kind.noun} {key}")
@@ -229,16 +229,16 @@ def report_difference(entry: Found, made: bytes, differences: list[Difference]) 
     return kept
 
 
-def _kept(root: str, entry: Found, made: bytes, differences: list[Difference]) -> tuple[str, str]:
+def _keep_evidence(root: str, entry: Found, made: bytes, differences: list[Difference]) -> tuple[str, str]:
     try:
-        shown, facts = show(differences), {"path": entry.origin}
-        place = keep(root, (entry.ref.kind, entry.ref.key), entry.content, made, shown, facts)
+        shown, facts = format_differences(differences), {"path": entry.origin}
+        place = keep_pair(root, (entry.ref.kind, entry.ref.key), entry.content, made, shown, facts)
     except OSError as error:
         return "", f"Nothing could be kept as evidence: {error.strerror or error}."
     return place, f"Both are in {place}."
 
 
-def _moved(entry: Found) -> str:
+def _quarantine_entry(entry: Found) -> str:
     if not entry.ref.root:
         return "It stays, because it is in a lower tier."
     moved = entry_files.quarantine(entry.origin, entry.ref.root, Reason.DIFFERS, entry.content)
@@ -260,24 +260,24 @@ def _say_at_the_end() -> None:
 
 def is_kept(root: str, key: Key) -> bool:
     """Whether this user has kept some of this key in this cache: what others have left there proves nothing."""
-    name = _name(key)
+    name = _name_pair(key)
     try:
-        with folders.open_subdirectory(root, (ours.FOLDER, ours.DIFFERENCES, name)) as folder:
-            return side_records.read_own(folder, _RECORD, _subject(name)) is not None
+        with folders.open_subdirectory(root, (metadata.FOLDER, metadata.DIFFERENCES, name)) as folder:
+            return side_records.read_own(folder, _RECORD, _make_subject(name)) is not None
     except OSError:
         return False
 
 
-def keep(root: str, key: Key, found: bytes, made: bytes, text: str, facts: Mapping[str, str]) -> str:
+def keep_pair(root: str, key: Key, found: bytes, made: bytes, text: str, facts: Mapping[str, str]) -> str:
     """Store both entries and their difference in the cache ``root``; return the path. On OSError nothing stays."""
-    name = _name(key)
+    name = _name_pair(key)
     moment = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     summary = {"kind": key[0].value, "cache_key": key[1], "time": moment, **facts}
     content = {_FOUND: found, _MADE: made, _TEXT: text.encode(), _SUMMARY: json.dumps(summary).encode()}
-    sealed = side_records.seal_record(_subject(name), {"time": moment})
+    sealed = side_records.seal_record(_make_subject(name), {"time": moment})
     if sealed is not None:
         content[_RECORD] = sealed
-    with folders.open_subdirectory(root, (ours.FOLDER, ours.DIFFERENCES), make=True) as place:
+    with folders.open_subdirectory(root, (metadata.FOLDER, metadata.DIFFERENCES), make=True) as place:
         draft = f".{name}.{os.urandom(4).hex()}"
         try:
             with place.enter(draft, make=True) as folder:
@@ -293,21 +293,21 @@ def keep(root: str, key: Key, found: bytes, made: bytes, text: str, facts: Mappi
             raise
         with suppress(OSError):  # it is kept, and the next makes room
             _make_room(place)
-    return ours.metadata_path(root, ours.DIFFERENCES, name)
+    return metadata.make_path(root, metadata.DIFFERENCES, name)
 
 
 def _make_room(place: Folder) -> None:
-    kept = sorted(place.names(), key=lambda each: folders.modified(f"{place.path}/{each}"), reverse=True)
+    kept = sorted(place.list_names(), key=lambda each: folders.get_mtime(f"{place.path}/{each}"), reverse=True)
     for each in kept[_MOST:]:
         with suppress(FileNotFoundError):  # another process has removed it
             place.remove(each)
 
 
-def _subject(name: str) -> str:
+def _make_subject(name: str) -> str:
     return f"difference {name}"
 
 
-def _name(key: Key) -> str:
+def _name_pair(key: Key) -> str:
     return f"{key[0].word}-{hashlib.sha256(key[1].encode()).hexdigest()[:16]}"
 
 
@@ -318,59 +318,59 @@ class Difference(NamedTuple):
     diff: str
 
 
-def compare(key: Key, found: Mapping[Key, bytes], made: Mapping[Key, bytes]) -> list[Difference]:
+def compare_entries(key: Key, found: Mapping[Key, bytes], made: Mapping[Key, bytes]) -> list[Difference]:
     """How the entry ``found`` under this key differs from the one that was ``made``; nothing if not at all.
 
     Both may hold the FX graph entries that an AOTAutograd entry refers to: what differs is then shown of those too.
     Only what a trusted key has sealed is unpickled: raises ValueError for anything else, and what unpickling does.
     """
-    before, after = of_entry(_loaded(key, found)), of_entry(_loaded(key, made))
+    before, after = split_entry(_unpickle_entry(key, found)), split_entry(_unpickle_entry(key, made))
 
     def rank(place: str) -> tuple[int, str]:
         return next((number for number, word in enumerate(_FIRST) if word in place), len(_FIRST)), place
 
     differing = sorted((place for place in {**before, **after} if before.get(place) != after.get(place)), key=rank)
-    shown = [Difference(each, _diff(before.get(each, ""), after.get(each, ""))) for each in differing]
-    referred = _referred(before, after) if shown and key[0] is Kind.AOT_ENTRY else ()
-    return [*(each for pair in referred for each in _graphs(pair, found, made)), *shown][:_MOST_PARTS]
+    shown = [Difference(each, _diff_texts(before.get(each, ""), after.get(each, ""))) for each in differing]
+    referred = _pair_graphs(before, after) if shown and key[0] is Kind.AOT_ENTRY else ()
+    return [*(each for pair in referred for each in _diff_graphs(pair, found, made)), *shown][:_MOST_PARTS]
 
 
-def _loaded(key: Key, content: Mapping[Key, bytes]) -> object:
+def _unpickle_entry(key: Key, content: Mapping[Key, bytes]) -> object:
     refusal = trust.judge(content[key], *key, None)
     if refusal is not None:
         raise ValueError(f"{key[0].noun} {key[1]}: {refusal.evidence}")
     return pickle.loads(content[key])  # noqa: S301  judged above
 
 
-def _referred(before: Mapping[str, str], after: Mapping[str, str]) -> list[tuple[Key, Key]]:
+def _pair_graphs(before: Mapping[str, str], after: Mapping[str, str]) -> list[tuple[Key, Key]]:
     """The graphs that two AOTAutograd entries name in the same place, where they are others."""
     names = [place for place in before if f".{KEYS}." in f".{place}" and place in after]
     return [((Kind.FX_ENTRY, before[each]), (Kind.FX_ENTRY, after[each])) for each in names]
 
 
-def _graphs(pair: tuple[Key, Key], found: Mapping[Key, bytes], made: Mapping[Key, bytes]) -> Iterator[Difference]:
+def _diff_graphs(pair: tuple[Key, Key], found: Mapping[Key, bytes], made: Mapping[Key, bytes]) -> Iterator[Difference]:
     """Yield what differs in the code of two graphs of different keys, if both are present."""
     one, other = pair
     if one != other and one in found and other in made:
-        before, after = (of_entry(_loaded(*each)) for each in ((one, found), (other, made)))
+        before, after = (split_entry(_unpickle_entry(*each)) for each in ((one, found), (other, made)))
         if before.get("source_code") != after.get("source_code"):
-            yield Difference("source_code", _diff(before.get("source_code", ""), after.get("source_code", "")))
+            yield Difference("source_code", _diff_texts(before.get("source_code", ""), after.get("source_code", "")))
 
 
-def _diff(before: str, after: str) -> str:
+def _diff_texts(before: str, after: str) -> str:
     lines = difflib.unified_diff(before.splitlines(), after.splitlines(), "in the cache", "compiled now", "", "", 2, "")
     shown = [line if len(line) <= _LONGEST_LINE else f"{line[:_LONGEST_LINE]}…" for line in islice(lines, _MOST_LINES)]
     return "\n".join([*shown, *(["…"] if next(lines, None) is not None else [])])
 
 
-def show(differences: list[Difference]) -> str:
+def format_differences(differences: list[Difference]) -> str:
     """Return all ``differences`` as text."""
     return "\n".join(f"{part}:\n{diff}" for part, diff in differences)
 
 
-def of_entry(entry: object) -> dict[str, str]:
+def split_entry(entry: object) -> dict[str, str]:
     """The parts by their places in the entry. Raises what a property or a reducer of a foreign class does."""
-    return dict(_Walk().parts("", entry))
+    return dict(_Walk().iter_parts("", entry))
 
 
 class _Walk:
@@ -378,66 +378,66 @@ class _Walk:
         self._above: set[int] = set()
         self._left = _MOST_VALUES
 
-    def parts(self, place: str, value: Any) -> Iterator[tuple[str, str]]:
+    def iter_parts(self, place: str, value: Any) -> Iterator[tuple[str, str]]:
         self._left -= 1
-        text = _plain(value)
+        text = _describe_plain(value)
         if text is not None or self._left < 0:
             yield place, text or ""
             return
         if id(value) in self._above:
-            yield place, f"<{_class_name(type(value))} above>"
+            yield place, f"<{_name_class(type(value))} above>"
             return
         self._above.add(id(value))
         try:
-            children = list(_children(value))
+            children = list(_iter_children(value))
             if not children:
-                yield place, f"<{_class_name(type(value))}>"
+                yield place, f"<{_name_class(type(value))}>"
             for name, child in children:
                 if name == KEYS and isinstance(child, tuple):
                     child = child[:1]
                 if name not in _LEFT_OUT:
-                    yield from self.parts(f"{place}.{name}" if place else name, child)
+                    yield from self.iter_parts(f"{place}.{name}" if place else name, child)
         finally:
             self._above.discard(id(value))
 
 
-def _plain(value: Any) -> str | None:
+def _describe_plain(value: Any) -> str | None:
     """``value`` in words; None for what has parts."""
     if isinstance(value, str):
-        return _text(value)
+        return _normalize_text(value)
     if value is None or isinstance(value, (bool, int, float, complex, enum.Enum)):
         return repr(value)
     if isinstance(value, (bytes, bytearray)):
         return f"{len(value)} bytes, SHA-256 {hashlib.sha256(value).hexdigest()}"
     if isinstance(value, type):
-        return _class_name(value)
+        return _name_class(value)
     if callable(value) and hasattr(value, "__qualname__") and not hasattr(value, "__self__"):
         return f"{value.__module__}.{value.__qualname__}"
     if type(value).__module__.partition(".")[0] in ("torch", "sympy") and not hasattr(value, "__dict__"):
-        return _text(repr(value))  # a dtype, a device, a symbol
+        return _normalize_text(repr(value))  # a dtype, a device, a symbol
     return None
 
 
-def _text(text: str) -> str:
+def _normalize_text(text: str) -> str:
     return _BLANK_LINES.sub("\n", _TOOLS.sub("", _ADDRESS.sub("0x", _PLACE.sub("<cache>/", _COMMENT.sub("", text)))))
 
 
-def _children(value: Any) -> Iterator[tuple[str, Any]]:
+def _iter_children(value: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(value, Mapping):
-        yield from sorted(((_short(key), child) for key, child in value.items()), key=lambda each: each[0])
+        yield from sorted(((_format_key(key), child) for key, child in value.items()), key=lambda each: each[0])
     elif isinstance(value, (set, frozenset)):
-        yield "members", " ".join(sorted(_short(each) for each in value))
+        yield "members", " ".join(sorted(_format_key(each) for each in value))
     elif isinstance(value, (list, tuple)):
         names = getattr(type(value), "_fields", range(len(value)))
         yield from ((str(name), child) for name, child in zip(names, value, strict=False))
-    elif _class_name(type(value)).startswith("torch.") and hasattr(value, "untyped_storage"):
-        yield from _of_tensor(value)
+    elif _name_class(type(value)).startswith("torch.") and hasattr(value, "untyped_storage"):
+        yield from _iter_tensor_parts(value)
     else:
         yield "class", type(value)
-        yield from _attributes(value)
+        yield from _iter_attributes(value)
 
 
-def _of_tensor(value: Any) -> Iterator[tuple[str, Any]]:
+def _iter_tensor_parts(value: Any) -> Iterator[tuple[str, Any]]:
     yield "tensor", f"{type(value).__name__} {value.dtype} {tuple(value.shape)} {value.stride()} {value.device}"
     if f"{value.device} {value.layout}" == "cpu torch.strided" and not hasattr(value, "fake_mode"):
         file = io.BytesIO()
@@ -445,19 +445,19 @@ def _of_tensor(value: Any) -> Iterator[tuple[str, Any]]:
         yield "content", file.getvalue()
 
 
-def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
+def _iter_attributes(value: Any) -> Iterator[tuple[str, Any]]:
     found = getattr(value, "__dict__", None)
     if found is None:
         try:
             found = value.__reduce_ex__(4)
         except Exception as error:
             found = {"unknown": f"{type(error).__name__}"}
-    yield from _children(found)
+    yield from _iter_children(found)
 
 
-def _short(key: Any) -> str:
-    return key if isinstance(key, str) else _plain(key) or f"{key}"
+def _format_key(key: Any) -> str:
+    return key if isinstance(key, str) else _describe_plain(key) or f"{key}"
 
 
-def _class_name(kind: type) -> str:
+def _name_class(kind: type) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"

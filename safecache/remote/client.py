@@ -13,8 +13,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NoReturn, TypeVar
 
-from safecache.errors import printable
-from safecache.files import parallel
+from safecache.errors import make_printable
+from safecache.fs import parallel
 from safecache.remote import extras, stores
 from safecache.remote.stores import Oversized, Store, Stored, Terms
 from safecache.reporting import events, waits
@@ -25,11 +25,11 @@ from safecache.settings import config, settings
 __all__ = [
     "Client",
     "Unavailable",
-    "background_client",
-    "client_for_url",
     "count",
     "current",
-    "first_error_line",
+    "format_error_line",
+    "get_background",
+    "get_client",
 ]
 
 _Result = TypeVar("_Result")
@@ -65,9 +65,9 @@ def _give_up(url: str) -> None:
         waits.breaker.now.leave_alone((url, what), math.inf)
 
 
-def first_error_line(error: BaseException, url: str) -> str:
+def format_error_line(error: BaseException, url: str) -> str:
     """Return the first line, without the password in ``url``, of an engine's error; more may be its inner state."""
-    return printable(str(error).partition("\n")[0][:_LONGEST_ERROR]).replace(url, settings.without_password(url))
+    return make_printable(str(error).partition("\n")[0][:_LONGEST_ERROR]).replace(url, settings.hide_password(url))
 
 
 class Client:
@@ -85,38 +85,38 @@ class Client:
         in_background: bool = False,
         connect: _Connect | None = None,
     ) -> None:
-        self.shown = settings.without_password(url)
-        self._connect = connect or functools.partial(stores.connected, url)
+        self.shown = settings.hide_password(url)
+        self._connect = connect or functools.partial(stores.make_store, url)
         self.terms, self._url, self._in_background = terms, url, in_background
         self._store: Store | None = None
         self._lock = threading.Lock()
         self._wasted = 0.0
 
-    def may_read(self) -> bool:
+    def can_read(self) -> bool:
         """Tell whether a read would be sent to the store now."""
         if self._is_left_alone(_READING):
             return False
         limit = config.current().single_flight_wait  # 0 has nobody wait for a compile
-        may_wait = not limit or waits.remaining(limit) > 0
+        may_wait = not limit or waits.get_remaining_seconds(limit) > 0
         return self._in_background or (may_wait and not self._is_left_alone(_WAITING))
 
     def _is_left_alone(self, what: str) -> bool:
-        return waits.breaker.now.seconds_left((self._url, what)) > 0
+        return waits.breaker.now.get_seconds_left((self._url, what)) > 0
 
-    def read(self, names: Iterable[str]) -> Mapping[str, bytes | Oversized]:
+    def read_unverified(self, names: Iterable[str]) -> Mapping[str, bytes | Oversized]:
         """Return the contents under these names: see Store.read(). Raises Unavailable."""
         asked = list(names)
         begun = time.monotonic()
-        found = self._ask(lambda store: store.read(asked))
+        found = self._ask(lambda store: store.read_unverified(asked))
         count(Count.REMOTE_RECEIVED, sum(len(content) for content in found.values() if isinstance(content, bytes)))
         if not found:
             self.waste(time.monotonic() - begun)
         return found
 
-    def sizes(self, names: Iterable[str]) -> Mapping[str, int]:
+    def find_sizes(self, names: Iterable[str]) -> Mapping[str, int]:
         """Return the size in bytes of each of ``names`` that exists. Raises Unavailable."""
         asked = list(names)
-        return self._ask(lambda store: store.sizes(asked))
+        return self._ask(lambda store: store.find_sizes(asked))
 
     def write(self, name: str, content: bytes) -> None:
         """Write ``content`` under ``name``, whole or not at all. Raises Unavailable."""
@@ -133,39 +133,39 @@ class Client:
         """Remove ``name`` from the store, if it exists. Raises Unavailable."""
         self._ask(lambda store: store.remove(name), writing=True)
 
-    def starts(self, names: Iterable[str], size: int) -> Mapping[str, bytes]:
+    def read_unverified_starts(self, names: Iterable[str], size: int) -> Mapping[str, bytes]:
         """Return the first bytes, at most ``size``, of each of ``names`` that exists. Raises Unavailable."""
         asked = list(names)
-        found = self._ask(lambda store: store.starts(asked, size))
+        found = self._ask(lambda store: store.read_unverified_starts(asked, size))
         count(Count.REMOTE_RECEIVED, sum(map(len, found.values())))
         return found
 
-    def names(self, below: str) -> Iterator[Stored]:
+    def list_names(self, below: str) -> Iterator[Stored]:
         """Yield all names that begin with ``below``, for a command that has the time. Raises Unavailable."""
         try:
-            for number, stored in enumerate(self._connected().names(below)):
+            for number, stored in enumerate(self._get_store().list_names(below)):
                 if number >= _MOST_NAMES:
                     raise ValueError(f"it lists more than {_MOST_NAMES} names")
                 yield stored
         except Exception as error:
-            self._fail(f"{type(error).__name__}: {first_error_line(error, self._url)}", error)
+            self._fail(f"{type(error).__name__}: {format_error_line(error, self._url)}", error)
 
     def _ask(self, request: Callable[[Store], _Result], *, writing: bool = False) -> _Result:
-        may = not self._is_left_alone(_WRITING) if writing else self.may_read()
+        may = not self._is_left_alone(_WRITING) if writing else self.can_read()
         if not may:
             raise Unavailable
         begun, seconds = time.monotonic(), self.terms.timeout
 
         def work() -> _Result:
-            return request(self._connected())
+            return request(self._get_store())
 
         try:
-            return work() if self._in_background else parallel.within(seconds, work, "safecache-remote")
+            return work() if self._in_background else parallel.call_with_timeout(seconds, work, "safecache-remote")
         except BaseException as error:
             if not self._in_background:
                 waits.charge(time.monotonic() - begun, in_vain=True)
             is_late = isinstance(error, TimeoutError) and time.monotonic() - begun >= seconds
-            how = f"{type(error).__name__}: {first_error_line(error, self._url)}"
+            how = f"{type(error).__name__}: {format_error_line(error, self._url)}"
             if is_late and not self._in_background:
                 how = f"no answer within {seconds:g} s (timeout in its URL)"
             self._fail(how, error, writing=writing)
@@ -174,7 +174,7 @@ class Client:
                 count(Count.REMOTE_ASKED)
                 count(Count.REMOTE_WAITED, round(1e6 * (time.monotonic() - begun)))
 
-    def _connected(self) -> Store:
+    def _get_store(self) -> Store:
         with self._lock:
             if self._store is None:
                 self._store = self._connect(self.terms)
@@ -193,7 +193,7 @@ class Client:
             how = f"{self._wasted:.1f} s spent on lookups that found nothing"
             self._wasted = 0.0
             waits.breaker.now.leave_alone((self._url, _WAITING), PATIENCE)
-            self._leave("is too slow", how, writing=False, remedy=_SLOW_REMEDY)
+            self._report_left("is too slow", how, writing=False, remedy=_SLOW_REMEDY)
 
     def _fail(self, how: str, error: BaseException | None, *, writing: bool = False) -> NoReturn:
         self._wasted = 0.0
@@ -203,10 +203,12 @@ class Client:
             threading.Thread(target=store.close, name="safecache-remote", daemon=True).start()
         waits.breaker.now.leave_alone((self._url, _WRITING if writing else _READING), PATIENCE)
         state = "cannot be written" if writing else "is unavailable"
-        self._leave(state, how, writing=writing, remedy=_WRITE_REMEDY if writing else _REMEDY, error=error)
+        self._report_left(state, how, writing=writing, remedy=_WRITE_REMEDY if writing else _REMEDY, error=error)
         raise Unavailable from error
 
-    def _leave(self, state: str, how: str, *, writing: bool, remedy: str, error: BaseException | None = None) -> None:
+    def _report_left(
+        self, state: str, how: str, *, writing: bool, remedy: str, error: BaseException | None = None
+    ) -> None:
         """Report that it is not used for some time."""
         count(Count.REMOTE_LEFT)
         message, cause = f"remote cache {self.shown} {state}", f"{writing} {self.shown}"
@@ -218,7 +220,7 @@ class Client:
         if store is not None:
             store.close()
 
-    def in_child(self) -> None:
+    def renew_in_child(self) -> None:
         """Go on in a process that was forked: with no connection of its parent's, or without the remote."""
         if self._store is not None and not self._store.survives_fork:
             _give_up(self._url)
@@ -233,37 +235,37 @@ class _State:
         for client in list(self.clients.values()):
             client.close()
 
-    def in_child(self) -> _State:
+    def renew_in_child(self) -> _State:
         for client in list(self.clients.values()):
-            client.in_child()
+            client.renew_in_child()
         return self
 
 
-_state: Part[_State] = Part(_State, _State.in_child)
+_state: Part[_State] = Part(_State, _State.renew_in_child)
 
 
 def current() -> Client | None:
     """Return the client of the remote for a compile that waits for it; None without a remote."""
     remote = config.current().remote
-    return None if remote is None else _kept(remote, config.current())
+    return None if remote is None else _keep_client(remote, config.current())
 
 
-def background_client(url: str | None = None) -> Client | None:
+def get_background(url: str | None = None) -> Client | None:
     """Return a client with ten times the time limits, for a background thread or a command.
 
     ``url``: the remote, by default that of the settings; its parameters replace those of the settings. None without
     one. Raises ValueError for a bad parameter.
     """
-    chosen = config.Config(**vars(config.current()) | settings.remote_values(url)) if url else config.current()
-    return None if chosen.remote is None else _kept(chosen.remote, chosen, in_background=True)
+    chosen = config.Config(**vars(config.current()) | settings.parse_remote(url)) if url else config.current()
+    return None if chosen.remote is None else _keep_client(chosen.remote, chosen, in_background=True)
 
 
-def client_for_url(url: str, who: object, connect: _Connect) -> Client:
+def get_client(url: str, who: object, connect: _Connect) -> Client:
     """Return the client of a remote that is not in the settings, on the same terms; one for each ``who``."""
-    return _kept(url, config.current(), who, connect=connect)
+    return _keep_client(url, config.current(), who, connect=connect)
 
 
-def _kept(
+def _keep_client(
     url: str, chosen: config.Config, who: object = None, *, in_background: bool = False, connect: _Connect | None = None
 ) -> Client:
     terms = stores.make_terms(chosen, _LEISURE if in_background else 1)

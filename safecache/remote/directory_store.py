@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import TypeVar
 
-from safecache.files import filesystem, folders
-from safecache.files.folders import Folder
+from safecache.fs import filesystem, folders
+from safecache.fs.folders import Folder
 from safecache.remote.stores import END, Oversized, Store, Stored, Terms
 
-__all__ = ["DirectoryStore", "connected"]
+__all__ = ["DirectoryStore", "make_store"]
 
 _Found = TypeVar("_Found")
 # What is not there, or no file: a link, a directory, a socket.
@@ -25,7 +25,7 @@ _LACKING = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EISDIR, er
 _DRAFT = "."
 
 
-def connected(url: str, terms: Terms) -> DirectoryStore:
+def make_store(url: str, terms: Terms) -> DirectoryStore:
     """Return the store in the directory at ``url``. Raises ValueError for a URL that names no directory here."""
     found = urllib.parse.urlsplit(url)
     if found.netloc not in ("", "localhost") or found.path[:1] != "/":
@@ -39,23 +39,23 @@ class DirectoryStore(Store):
     def __init__(self, root: str, terms: Terms) -> None:
         self._root, self._most = root, terms.most
 
-    def read(self, names: Iterable[str]) -> Mapping[str, bytes | Oversized]:
-        def one(descriptor: int, size: int) -> bytes | Oversized:
+    def read_unverified(self, names: Iterable[str]) -> Mapping[str, bytes | Oversized]:
+        def read_whole(descriptor: int, size: int) -> bytes | Oversized:
             return Oversized(size) if size > self._most else filesystem.pread(descriptor, size, 0)
 
-        return self._each(names, one)
+        return self._map_names(names, read_whole)
 
-    def sizes(self, names: Iterable[str]) -> Mapping[str, int]:
-        return self._each(names, lambda _, size: size)
+    def find_sizes(self, names: Iterable[str]) -> Mapping[str, int]:
+        return self._map_names(names, lambda _, size: size)
 
-    def starts(self, names: Iterable[str], size: int) -> Mapping[str, bytes]:
-        return self._each(names, lambda descriptor, _: filesystem.pread(descriptor, size, 0))
+    def read_unverified_starts(self, names: Iterable[str], size: int) -> Mapping[str, bytes]:
+        return self._map_names(names, lambda descriptor, _: filesystem.pread(descriptor, size, 0))
 
-    def _each(self, names: Iterable[str], look: Callable[[int, int], _Found]) -> dict[str, _Found]:
+    def _map_names(self, names: Iterable[str], look: Callable[[int, int], _Found]) -> dict[str, _Found]:
         found = {}
         for name in names:
             try:
-                above, own = _split(name)
+                above, own = _split_name(name)
                 with folders.open_subdirectory(self._root, above) as folder:
                     descriptor = folder.open(own, os.O_RDONLY)
                 try:
@@ -75,10 +75,10 @@ class DirectoryStore(Store):
     def replace(self, name: str, content: bytes, known: bytes | None) -> bool:
         if known is not None:
 
-            def end(descriptor: int, size: int) -> tuple[int, bytes]:
+            def read_end(descriptor: int, size: int) -> tuple[int, bytes]:
                 return size, filesystem.pread(descriptor, min(size, END), max(0, size - END))
 
-            ends = self._each([name], end)
+            ends = self._map_names([name], read_end)
             if ends.get(name) != (len(known), known[-END:]):
                 return False
             self.write(name, content)
@@ -91,7 +91,7 @@ class DirectoryStore(Store):
         return True
 
     def _publish(self, name: str, content: bytes, place: Callable[[Folder, str, str], None]) -> None:
-        above, own = _split(name)
+        above, own = _split_name(name)
         draft = f"{_DRAFT}{own[:100]}.{secrets.token_hex(8)}"
         with folders.open_subdirectory(self._root, above, make=True) as folder:
             folder.write(draft, content)
@@ -101,14 +101,14 @@ class DirectoryStore(Store):
                 with suppress(FileNotFoundError):
                     folder.unlink(draft)
 
-    def names(self, below: str) -> Iterator[Stored]:
+    def list_names(self, below: str) -> Iterator[Stored]:
         with folders.open_subdirectory(self._root) as root:
             left = [below.rstrip("/")]
             while left:
                 place = left.pop()
                 try:
                     with root.enter(place or os.curdir) as folder:
-                        found = [(each, folder.status(each)) for each in folder.names() if each[:1] != _DRAFT]
+                        found = [(each, folder.get_status(each)) for each in folder.list_names() if each[:1] != _DRAFT]
                 except OSError as error:
                     if error.errno not in _LACKING:
                         raise
@@ -121,12 +121,12 @@ class DirectoryStore(Store):
                         yield Stored(name, status.st_size, status.st_mtime)
 
     def remove(self, name: str) -> None:
-        above, own = _split(name)
+        above, own = _split_name(name)
         with suppress(FileNotFoundError), folders.open_subdirectory(self._root, above) as folder:
             folder.unlink(own)
 
 
-def _split(name: str) -> tuple[list[str], str]:
+def _split_name(name: str) -> tuple[list[str], str]:
     """Return the directories, and the file's name. Raises ValueError if ``name`` leads elsewhere, or is a draft's."""
     *above, own = name.split("/")
     if any(each[:1] in ("", _DRAFT) or "\0" in each for each in (*above, own)):

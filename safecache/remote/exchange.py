@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Iterator
 
-from safecache.files import holders
+from safecache.fs import holders
 from safecache.places.refs import Ref
 from safecache.ports import Bundle
 from safecache.remote import client, parcels, sender, stores
@@ -27,7 +27,7 @@ from safecache.session import Part, inherit
 from safecache.settings import config
 from safecache.signing.heartbeats import Beats, Listener, Renewals
 
-__all__ = ["ORIGIN", "Claim", "acquire", "asked", "candidates", "forget_miss", "send"]
+__all__ = ["ORIGIN", "Claim", "acquire", "find_candidates", "forget_miss", "record_lookup", "send"]
 
 # Bytes that are kept in memory until they are asked for, if they are.
 _MOST_AHEAD = 64 << 20
@@ -56,7 +56,7 @@ class _State:
 _state: Part[_State] = Part(_State, inherit)
 
 
-def asked(ref: Ref) -> None:
+def record_lookup(ref: Ref) -> None:
     """Record that this process looks up ``ref``."""
     with _state.lock:
         _state.now.asked[ref] = next(_state.now.numbers)
@@ -75,7 +75,7 @@ def send(ref: Ref, *, again: bool = False) -> None:
         needed = [other for other in needed if other.kind not in (*ENTRIES, Kind.TABLE)]
     needed = needed[-parcels.MOST_NEEDED :]
     for other in (*needed, ref):
-        name = parcels.remote_object_name(other.kind, other.key)
+        name = parcels.name_object(other.kind, other.key)
         # Entries of a key are added to those that it has.
         if name in state.there and other is not ref:
             continue
@@ -86,21 +86,21 @@ def send(ref: Ref, *, again: bool = False) -> None:
         sender.enqueue(other, needs, again=name in state.bad or (again and other is ref))
 
 
-def candidates(ref: Ref) -> Iterator[Bundle]:
+def find_candidates(ref: Ref) -> Iterator[Bundle]:
     """Yield what the remote has: see Tier.candidates()."""
     state = _state.now
-    remote, name = client.current(), parcels.remote_object_name(ref.kind, ref.key)
+    remote, name = client.current(), parcels.name_object(ref.kind, ref.key)
     content = state.ahead.pop(name, None)
     # The entries of a key are all there after the first time; other files may have been removed since.
     is_here, began = ref.kind in ENTRIES and name in state.there, time.monotonic()
-    if content is None and not is_here and name not in state.absent and remote is not None and remote.may_read():
-        content = _fetched(remote, name)
+    if content is None and not is_here and name not in state.absent and remote is not None and remote.can_read():
+        content = _fetch_unverified(remote, name)
     if content is None:
         return
-    found = parcels.unpacked(content, name, config.current().remote_max_bytes)
+    found = parcels.unpack_unverified(content, name, config.current().remote_max_bytes)
     parcel, refusal = (Parcel(ref, ()), found) if isinstance(found, Refusal) else (found, None)
 
-    def judged(refusal: Refusal | None) -> None:
+    def note_verdict(refusal: Refusal | None) -> None:
         if refusal is not None:
             state.absent.add(name)
             state.bad.add(name)
@@ -112,18 +112,18 @@ def candidates(ref: Ref) -> Iterator[Bundle]:
         if remote is not None:
             _fetch_ahead(parcel, remote)
 
-    yield Bundle(ref._replace(root=""), parcel.files, ORIGIN, "remote", judged, refusal)
+    yield Bundle(ref._replace(root=""), parcel.files, ORIGIN, "remote", note_verdict, refusal)
 
 
 def forget_miss(ref: Ref) -> None:
     """Have the remote asked for ``ref`` again, since another host may have sent it."""
-    _state.now.absent.discard(parcels.remote_object_name(ref.kind, ref.key))
+    _state.now.absent.discard(parcels.name_object(ref.kind, ref.key))
 
 
-def _fetched(remote: Client, name: str) -> bytes | None:
-    full = stores.prefix() + name
+def _fetch_unverified(remote: Client, name: str) -> bytes | None:
+    full = stores.make_prefix() + name
     try:
-        content = remote.read([full]).get(full)
+        content = remote.read_unverified([full]).get(full)
     except Unavailable:
         return None
     if isinstance(content, bytes):
@@ -142,16 +142,16 @@ def _fetched(remote: Client, name: str) -> bytes | None:
 def _fetch_ahead(parcel: Parcel, remote: Client) -> None:
     """Fetch what is needed next and fits into what may be fetched at once: its sizes first, then the contents."""
     state = _state.now
-    names = [parcels.remote_object_name(kind, key) for kind, key in parcel.needs[: parcels.MOST_NEEDED]]
+    names = [parcels.name_object(kind, key) for kind, key in parcel.needs[: parcels.MOST_NEEDED]]
     known = state.ahead.keys() | state.there | state.absent
     wanted = [name for name in names if name not in known]
     left = _MOST_AHEAD - sum(map(len, state.ahead.values()))
-    before, most = stores.prefix(), min(config.current().remote_max_bytes, left)
+    before, most = stores.make_prefix(), min(config.current().remote_max_bytes, left)
     try:
-        sizes = remote.sizes([before + name for name in wanted]) if wanted else {}
+        sizes = remote.find_sizes([before + name for name in wanted]) if wanted else {}
         totals = itertools.accumulate(sizes.values())
         fitting = [full for full, total in zip(sizes, totals, strict=True) if total <= most]
-        contents = remote.read(fitting) if fitting else {}
+        contents = remote.read_unverified(fitting) if fitting else {}
     except Unavailable:
         return
     lacking = [name for name in wanted if before + name not in sizes]
@@ -176,7 +176,7 @@ class Claim:
     """Lease of this process, among all hosts, on the key that it compiles."""
 
     def __init__(self, name: str) -> None:
-        self._name, self._beats = name, Beats(_subject(name), time.time())
+        self._name, self._beats = name, Beats(_make_subject(name), time.time())
         self._content = b""
         self._lock = threading.Lock()
 
@@ -190,7 +190,7 @@ class Claim:
         return True
 
     def _renew(self) -> None:
-        remote = client.background_client()
+        remote = client.get_background()
         if remote is None:
             return
         with self._lock:
@@ -224,7 +224,7 @@ def acquire(ref: Ref, most: float) -> tuple[Claim | None, float]:
     Return the lease, or None if it cannot be had, and the seconds waited. After a wait the remote is asked again for
     what it lacked.
     """
-    remote, name = client.current(), _name(ref)
+    remote, name = client.current(), _name_lease(ref)
     if remote is None:
         return None, 0.0
     this, began = Claim(name), time.monotonic()
@@ -246,10 +246,10 @@ def _await_end(remote: Client, name: str, most: float, ref: Ref) -> tuple[bytes 
 
     Raises Unavailable.
     """
-    listener = Listener(_subject(name))
+    listener = Listener(_make_subject(name))
 
     def look(_: float) -> tuple[bytes | None] | None:
-        found = remote.read([name]).get(name)
+        found = remote.read_unverified([name]).get(name)
         content = found if isinstance(found, bytes) else None
         is_held = content is not None and content != _ENDED and listener.hear(content)
         return None if is_held else (content,)
@@ -263,10 +263,10 @@ def _await_end(remote: Client, name: str, most: float, ref: Ref) -> tuple[bytes 
     return ended
 
 
-def _name(ref: Ref) -> str:
+def _name_lease(ref: Ref) -> str:
     # Not below the prefix of parcels, where commands look.
-    return f"safecache/leases/{stores.prefix()}{parcels.remote_object_name(ref.kind, ref.key)}"
+    return f"safecache/leases/{stores.make_prefix()}{parcels.name_object(ref.kind, ref.key)}"
 
 
-def _subject(name: str) -> str:
+def _make_subject(name: str) -> str:
     return f"lease {name}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from safecache.settings import config, settings
 
-__all__ = ["is_directory", "is_redis", "missing", "report"]
+__all__ = ["find_missing", "is_directory", "is_redis", "report"]
 
 
 def is_directory(url: str) -> bool:
@@ -17,7 +17,7 @@ def is_redis(url: str) -> bool:
     return url.partition("://")[0].lower() in settings.REDIS
 
 
-def missing(url: str) -> tuple[str, str] | None:
+def find_missing(url: str) -> tuple[str, str] | None:
     """Return the library that ``url`` lacks and the line that installs it; None if nothing is missing."""
     extra, library = ("redis", "redis") if is_redis(url) else ("object", "obstore")
     needed = ("zstandard",) if is_directory(url) else (library, "zstandard")
@@ -27,13 +27,13 @@ def missing(url: str) -> tuple[str, str] | None:
 
 def report(url: str) -> bool:
     """Report once if ``url`` lacks a library. Return whether it does: the caller then does without the remote."""
-    lacking = missing(url)
+    lacking = find_missing(url)
     if lacking is None:
         return False
     from safecache.reporting import events
     from safecache.reporting.kinds import Reason
 
     library, line = lacking
-    text, why = f"cannot use the remote cache {settings.without_password(url)}", f"{library} is not installed"
+    text, why = f"cannot use the remote cache {settings.hide_password(url)}", f"{library} is not installed"
     events.report(Reason.REMOTE_UNAVAILABLE, text, why=why, cause=library, remedy=f"Help: {line}")
     return True

@@ -18,7 +18,7 @@ from safecache.remote.stores import Oversized, Store, Terms
 from safecache.reporting import events
 from safecache.reporting.kinds import Reason
 
-__all__ = ["Redis", "bounded_redis_client", "init_torch_redis", "init_triton_redis", "redis_client_at"]
+__all__ = ["Redis", "init_torch_redis", "init_triton_redis", "make_bounded_redis", "make_redis_client"]
 
 
 class Redis:
@@ -39,11 +39,11 @@ class Redis:
         found: Mapping[str, bytes | Oversized] = {}
         self.answered = False
         with suppress(Unavailable):
-            found = self._remote.read(names)
+            found = self._remote.read_unverified(names)
             self.answered = True
-        return [self._whole(name, found.get(name)) for name in names]
+        return [self._drop_oversized(name, found.get(name)) for name in names]
 
-    def _whole(self, name: str, content: bytes | Oversized | None) -> bytes | None:
+    def _drop_oversized(self, name: str, content: bytes | Oversized | None) -> bytes | None:
         if not isinstance(content, Oversized):
             return content
         text, why = f"did not fetch {name[:100]} from remote cache {self.shown}", f"it has {content.size} bytes or more"
@@ -57,17 +57,17 @@ class Redis:
             self._remote.write(name, content)
 
 
-def bounded_redis_client(theirs: Any) -> Redis:
+def make_bounded_redis(theirs: Any) -> Redis:
     """Return a substitute with time limits for a client of redis-py that has not been used yet."""
     known = theirs.connection_pool.connection_kwargs
     where = f"unix://{known['path']}" if "path" in known else f"redis://{known.get('host')}:{known.get('port')}"
 
     who = known.get("username"), known.get("password")
-    connect = functools.partial(stores.store_from_client, theirs)
-    return Redis(client.client_for_url(f"{where}/{known.get('db') or 0}", who, connect))
+    connect = functools.partial(stores.make_from_client, theirs)
+    return Redis(client.get_client(f"{where}/{known.get('db') or 0}", who, connect))
 
 
-def redis_client_at(host: str, port: int) -> Redis:
+def make_redis_client(host: str, port: int) -> Redis:
     """Return a client of a server without a password. If redis-py is missing, the first use reports that."""
 
     def connect(terms: Terms) -> Store:
@@ -75,9 +75,9 @@ def redis_client_at(host: str, port: int) -> Redis:
             import redis
         except ModuleNotFoundError as error:
             raise ModuleNotFoundError(f"{error.name} is not installed: pip install redis") from error
-        return stores.store_from_client(redis.Redis(host=host, port=port), terms)
+        return stores.make_from_client(redis.Redis(host=host, port=port), terms)
 
-    return Redis(client.client_for_url(f"redis://{host}:{port}/0", None, connect))
+    return Redis(client.get_client(f"redis://{host}:{port}/0", None, connect))
 
 
 @hook(
@@ -89,7 +89,7 @@ def redis_client_at(host: str, port: int) -> Redis:
 def init_torch_redis(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> None:
     """torch's RedisRemoteCacheBackend.__init__: its client is one of ours, to the same server."""
     wrapped(*args, **kwargs)
-    instance._redis = bounded_redis_client(instance._redis)
+    instance._redis = make_bounded_redis(instance._redis)
 
 
 @hook(
@@ -105,6 +105,6 @@ def init_triton_redis(wrapped: Callable[..., Any], instance: Any, args: Any, kwa
         known = sys.modules["triton"].knobs
         knobs = getattr(known.cache, "redis", known.redis)
         instance._key, instance._key_fmt = key, knobs.key_format
-        instance._redis = redis_client_at(knobs.host, knobs.port)
+        instance._redis = make_redis_client(knobs.host, knobs.port)
 
     connect(*args, **kwargs)

@@ -15,10 +15,10 @@ import obstore
 from obstore import exceptions
 from obstore.store import from_url
 
-from safecache.files import parallel
+from safecache.fs import parallel
 from safecache.remote.stores import END, Oversized, Store, Stored, Terms
 
-__all__ = ["ObjectStore", "connected"]
+__all__ = ["ObjectStore", "make_store"]
 
 _Result = TypeVar("_Result")
 
@@ -29,7 +29,7 @@ _AT_ONCE = 16
 _UNABLE = "501 Not Implemented"
 
 
-def connected(url: str, terms: Terms) -> ObjectStore:
+def make_store(url: str, terms: Terms) -> ObjectStore:
     """Return the store at ``url``. Raises obstore's errors for a URL that it does not take."""
     return ObjectStore(url, terms)
 
@@ -49,28 +49,30 @@ class ObjectStore(Store):
         }
         self._store: Any = from_url(url, client_options=client, retry_config={"max_retries": 0})
 
-    def read(self, names: Iterable[str]) -> Mapping[str, bytes | Oversized]:
-        def read(name: str) -> bytes | Oversized:
+    def read_unverified(self, names: Iterable[str]) -> Mapping[str, bytes | Oversized]:
+        def read_object(name: str) -> bytes | Oversized:
             found = obstore.get(self._store, name)
             if found.meta["size"] > self._most:
                 return Oversized(found.meta["size"])
-            content = _bounded(found, self._most)
+            content = _read_bounded(found, self._most)
             return content if len(content) <= self._most else Oversized(len(content))
 
-        return _map_existing(read, names)
+        return _map_existing(read_object, names)
 
-    def sizes(self, names: Iterable[str]) -> Mapping[str, int]:
+    def find_sizes(self, names: Iterable[str]) -> Mapping[str, int]:
         return _map_existing(lambda name: obstore.head(self._store, name)["size"], names)
 
-    def starts(self, names: Iterable[str], size: int) -> Mapping[str, bytes]:
+    def read_unverified_starts(self, names: Iterable[str], size: int) -> Mapping[str, bytes]:
         part: Any = {"range": (0, size)}
-        return _map_existing(lambda each: _bounded(obstore.get(self._store, each, options=part), size)[:size], names)
+        return _map_existing(
+            lambda each: _read_bounded(obstore.get(self._store, each, options=part), size)[:size], names
+        )
 
     def write(self, name: str, content: bytes) -> None:
         obstore.put(self._store, name, content)
 
     def replace(self, name: str, content: bytes, known: bytes | None) -> bool:
-        mode: Any = "create" if known is None else self._version(name, known)
+        mode: Any = "create" if known is None else self._find_version(name, known)
         if not mode:
             return False
         try:
@@ -85,7 +87,7 @@ class ObjectStore(Store):
             self.write(name, content)
         return True
 
-    def _version(self, name: str, known: bytes) -> dict[str, str] | None:
+    def _find_version(self, name: str, known: bytes) -> dict[str, str] | None:
         """Return the tags of what is stored, for a conditional write; None if that is not ``known`` any more."""
         try:
             found = obstore.head(self._store, name)
@@ -94,13 +96,13 @@ class ObjectStore(Store):
             # Azure has no ranges that count from the end.
             begin = max(0, len(known) - END)
             end: Any = {"range": (begin, len(known)), "if_match": found["e_tag"]}
-            last = _bounded(obstore.get(self._store, name, options=end), END)
+            last = _read_bounded(obstore.get(self._store, name, options=end), END)
         except (FileNotFoundError, exceptions.PreconditionError):
             return None
         tags = {tag: str(found[tag]) for tag in ("e_tag", "version") if found.get(tag)}
         return tags if last == known[-END:] else None
 
-    def names(self, below: str) -> Iterator[Stored]:
+    def list_names(self, below: str) -> Iterator[Stored]:
         for chunk in obstore.list(self._store, below.rstrip("/") or None):
             for found in chunk:
                 yield Stored(found["path"], found["size"], found["last_modified"].timestamp())
@@ -124,7 +126,7 @@ def _map_existing(request: Callable[[str], _Result], names: Iterable[str]) -> di
     return {name: result for name, result in zip(wanted, found, strict=True) if result is not None}
 
 
-def _bounded(found: Any, most: int) -> bytes:
+def _read_bounded(found: Any, most: int) -> bytes:
     """Return the content of the answer. Receive no more of it once that is more than ``most`` bytes."""
     content = bytearray()
     for chunk in found.stream(min_chunk_size=_CHUNK):

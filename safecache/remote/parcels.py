@@ -31,11 +31,11 @@ __all__ = [
     "decode_object",
     "encode_object",
     "is_of_this_build",
-    "key_in_name",
-    "kind_of",
-    "listing",
-    "remote_object_name",
-    "unpacked",
+    "name_object",
+    "parse_key",
+    "parse_kind",
+    "parse_unverified_row",
+    "unpack_unverified",
 ]
 
 _SIZE = struct.Struct("<I")
@@ -65,27 +65,27 @@ class Parcel(NamedTuple):
     needs: tuple[tuple[Kind, str], ...] = ()
 
 
-def remote_object_name(kind: Kind, key: str) -> str:
+def name_object(kind: Kind, key: str) -> str:
     """Return the remote's name for the bundle of this key; it differs by build, as with another torch."""
     readable = _HASH.fullmatch(key) or (_PLAIN.fullmatch(key) and len(key) <= _LONGEST_NAME)
     stated = key if readable else f"{_HASHED}{hashlib.sha256(key.encode()).hexdigest()}"
-    return f"{kind.value}/{stated}@{provenance.build_of(kind)}"
+    return f"{kind.value}/{stated}@{provenance.digest_build(kind)}"
 
 
-def kind_of(name: str) -> Kind | None:
+def parse_kind(name: str) -> Kind | None:
     """Return the kind in a remote object's name, of any build; None for another name. Its parcel has the key."""
     found = _NAME.fullmatch(name)
     return {each.value: each for each in Kind if each.tiers.key}.get(found["kind"]) if found is not None else None
 
 
-def key_in_name(name: str) -> str:
+def parse_key(name: str) -> str:
     """Return the key in a remote object's name, or the hash that replaces a key there."""
     return name.partition("/")[2].rpartition("@")[0]
 
 
 def is_of_this_build(name: str, kind: Kind) -> bool:
     """Tell whether a remote object's name states the build that this process would give to its ``kind``."""
-    return name.rpartition("@")[2] == provenance.build_of(kind)
+    return name.rpartition("@")[2] == provenance.digest_build(kind)
 
 
 def encode_object(parcel: Parcel, name: str) -> bytes | None:
@@ -97,7 +97,9 @@ def encode_object(parcel: Parcel, name: str) -> bytes | None:
     needs = [[kind.value, cache_key] for kind, cache_key in parcel.needs]
     header = json.dumps({"row": packed.row, "needs": needs}, sort_keys=True).encode()
     payload = b"".join((_SIZE.pack(len(header)), header, frame))
-    return seal.attach(payload, Kind.PARCEL, name, key, provenance.statement(Kind.PARCEL), config.current().namespace)
+    return seal.attach(
+        payload, Kind.PARCEL, name, key, provenance.make_statement(Kind.PARCEL), config.current().namespace
+    )
 
 
 def decode_object(content: bytes, name: str, ref: Ref, most: int) -> Parcel | Refusal:
@@ -105,19 +107,19 @@ def decode_object(content: bytes, name: str, ref: Ref, most: int) -> Parcel | Re
 
     ``most``: bytes that it may hold once decompressed. Never raises for any content.
     """
-    found = unpacked(content, name, most)
-    return found if isinstance(found, Refusal) else bundles.bundle_refusal(found.files, ref) or found
+    found = unpack_unverified(content, name, most)
+    return found if isinstance(found, Refusal) else bundles.judge_bundle(found.files, ref) or found
 
 
-def unpacked(content: bytes, name: str, most: int) -> Parcel | Refusal:
+def unpack_unverified(content: bytes, name: str, most: int) -> Parcel | Refusal:
     """Unpack a remote object without verifying its files, for callers that need its ref. See decode_object()."""
     found = trust.examine(content, Kind.PARCEL, name, None)
     # INVARIANT: nothing of a parcel is parsed that no trusted key has sealed for its name.
     if isinstance(found, Refusal):
         return found
     try:
-        payload = seal.payload_of(content)
-        header, end = _header(payload)
+        payload = seal.strip_unverified(content)
+        header, end = _parse_header(payload)
         if "row" not in header:
             raise ValueError("it has the format of an earlier safecache")
         packed = wire.read_row(*header["row"])
@@ -131,18 +133,18 @@ def unpacked(content: bytes, name: str, most: int) -> Parcel | Refusal:
         return Refusal(Reason.UNKNOWN_FORMAT, f"it cannot be unpacked: {type(error).__name__}: {error}")
 
 
-def listing(start: bytes) -> Packed | None:
+def parse_unverified_row(start: bytes) -> Packed | None:
     """Parse the row in the ``start`` of a remote object, unverified: enough to skip the object, never to use it.
 
     None where that is no header, or a longer one.
     """
     try:
-        return wire.read_row(*_header(start)[0]["row"])
+        return wire.read_row(*_parse_header(start)[0]["row"])
     except wire.MALFORMED:
         return None
 
 
-def _header(payload: bytes) -> tuple[dict[str, Any], int]:
+def _parse_header(payload: bytes) -> tuple[dict[str, Any], int]:
     """Return the header that ``payload`` begins with, and where it ends. Raises one of MALFORMED."""
     (size,) = _SIZE.unpack_from(payload) if len(payload) >= _SIZE.size else (_LARGEST_HEADER + 1,)
     if size > _LARGEST_HEADER:

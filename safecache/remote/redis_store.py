@@ -15,7 +15,7 @@ from redis.retry import Retry
 
 from safecache.remote.stores import END, Oversized, Store, Stored, Terms
 
-__all__ = ["RedisStore", "connected", "of_client"]
+__all__ = ["RedisStore", "make_from_client", "make_store"]
 
 # Bytes of protocol around the contents of one answer.
 _AROUND = 1 << 20
@@ -27,7 +27,7 @@ _OF_CLUSTER = (redis.exceptions.MovedError, redis.exceptions.AskError, redis.exc
 _NO_CLUSTER = "it is a node of a Redis Cluster, which is not supported: use a server in none, or an object store"
 
 
-def connected(url: str, terms: Terms) -> RedisStore:
+def make_store(url: str, terms: Terms) -> RedisStore:
     """Return the store at ``url``. Raises ValueError if redis-py does not take it, OSError for a password file."""
     scheme, _, rest = url.partition("://")
     password = {}
@@ -39,7 +39,7 @@ def connected(url: str, terms: Terms) -> RedisStore:
     return RedisStore(pool, terms, terms.ttl)
 
 
-def of_client(client: Any, terms: Terms) -> RedisStore:
+def make_from_client(client: Any, terms: Terms) -> RedisStore:
     """Return a store at the server of this client of redis-py."""
     pool = client.connection_pool
     return RedisStore(redis.ConnectionPool(connection_class=pool.connection_class, **pool.connection_kwargs), terms)
@@ -65,15 +65,15 @@ class _Bounded:
 
     def recv(self, size: int, *args: Any) -> bytes:
         content: bytes = self._socket.recv(size, *args)
-        self._count(len(content))
+        self._count_bytes(len(content))
         return content
 
     def recv_into(self, *args: Any) -> int:
         size: int = self._socket.recv_into(*args)
-        self._count(size)
+        self._count_bytes(size)
         return size
 
-    def _count(self, size: int) -> None:
+    def _count_bytes(self, size: int) -> None:
         self._left -= size
         if self._left < 0:
             self._socket.close()
@@ -83,7 +83,7 @@ class _Bounded:
             raise redis.TimeoutError(f"no whole answer within {self._seconds:g} s")
 
 
-def _bounded(base: Any, most: int, seconds: float) -> Any:
+def _make_bounded(base: Any, most: int, seconds: float) -> Any:
     class Bounded(base):  # type: ignore[misc]
         def _connect(self) -> Any:
             return _Bounded(super()._connect(), most, seconds)
@@ -110,30 +110,30 @@ class RedisStore(Store):
             "health_check_interval": 0,
             "decode_responses": False,
         }
-        pool.connection_class = _bounded(pool.connection_class, self._most + _AROUND, terms.timeout)
+        pool.connection_class = _make_bounded(pool.connection_class, self._most + _AROUND, terms.timeout)
         self._client: Any = redis.Redis(connection_pool=pool)
 
-    def _each(self, command: str, names: Iterable[str], *rest: object) -> Iterator[tuple[str, Any]]:
+    def _pipe_command(self, command: str, names: Iterable[str], *rest: object) -> Iterator[tuple[str, Any]]:
         asked, pipe = list(names), self._client.pipeline(transaction=False)
         for name in asked:
             pipe.execute_command(command, name, *rest)
         return zip(asked, pipe.execute(), strict=True)
 
-    def read(self, names: Iterable[str]) -> Mapping[str, bytes | Oversized]:
+    def read_unverified(self, names: Iterable[str]) -> Mapping[str, bytes | Oversized]:
         found: dict[str, bytes | Oversized] = {}
         # One byte more than is wanted tells that there is more.
-        for name, content in self._each("GETRANGE", names, 0, self._most):
+        for name, content in self._pipe_command("GETRANGE", names, 0, self._most):
             if not isinstance(content, bytes):
                 raise TypeError(f"it answered with {type(content).__name__}")
             if content:
                 found[name] = content if len(content) <= self._most else Oversized(len(content))
         return found
 
-    def sizes(self, names: Iterable[str]) -> Mapping[str, int]:
-        return {name: int(size) for name, size in self._each("STRLEN", names) if size}
+    def find_sizes(self, names: Iterable[str]) -> Mapping[str, int]:
+        return {name: int(size) for name, size in self._pipe_command("STRLEN", names) if size}
 
-    def starts(self, names: Iterable[str], size: int) -> Mapping[str, bytes]:
-        return {name: content for name, content in self._each("GETRANGE", names, 0, size - 1) if content}
+    def read_unverified_starts(self, names: Iterable[str], size: int) -> Mapping[str, bytes]:
+        return {name: content for name, content in self._pipe_command("GETRANGE", names, 0, size - 1) if content}
 
     def write(self, name: str, content: bytes) -> None:
         self._client.set(name, content, ex=self._ttl)
@@ -157,7 +157,7 @@ class RedisStore(Store):
                 return True
         return False
 
-    def names(self, below: str) -> Iterator[Stored]:
+    def list_names(self, below: str) -> Iterator[Stored]:
         pattern = re.sub(r"[*?\[\]\\^-]", r"\\\g<0>", below) + "*"
         told, cursor, began = set(), 0, time.monotonic()
         while True:
@@ -167,14 +167,14 @@ class RedisStore(Store):
             new = [name for name in dict.fromkeys(named) if name not in told]
             if new:
                 told.update(new)
-                yield from itertools.starmap(Stored, self.sizes(new).items())
+                yield from itertools.starmap(Stored, self.find_sizes(new).items())
                 began = time.monotonic()
             if not cursor:
                 return
             if time.monotonic() - began > _LISTLESS:
                 raise redis.TimeoutError(f"its list of names has no end: nothing new for {_LISTLESS:g} s")
 
-    def clock(self) -> float | None:
+    def read_clock(self) -> float | None:
         seconds, microseconds = self._client.time()
         return float(seconds) + float(microseconds) / 1e6
 

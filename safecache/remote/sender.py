@@ -68,14 +68,14 @@ class _Sender:
                 return False
             self.waiting += 1
             if self.thread is None:
-                self.thread = threading.Thread(target=self._work, name="safecache-sender", daemon=True)
+                self.thread = threading.Thread(target=self._run_jobs, name="safecache-sender", daemon=True)
                 self.thread.start()
-                call_at_exit(_at_exit)
+                call_at_exit(_flush_at_exit)
             return True
 
-    def _work(self) -> None:
+    def _run_jobs(self) -> None:
         while (job := self.jobs.get()) is not None:
-            sent = _attempt(job)
+            sent = _try_send(job)
             with self.done:
                 if sent.why_not:
                     self.unsent += not sent.is_final
@@ -111,8 +111,8 @@ def run_after_queue(action: _Action) -> bool:
     return _sender.now.offer(action)
 
 
-def _attempt(job: _Job | _Action) -> Sent:
-    remote = client.background_client()
+def _try_send(job: _Job | _Action) -> Sent:
+    remote = client.get_background()
     if remote is None:
         return Sent(0)
     if not isinstance(job, _Job):
@@ -147,15 +147,15 @@ def send(
     ``files``: verified, with a ``ref`` as in a frame; None: the verified files of ``ref`` in its cache. ``needs``: what
     its user asks for next. ``again``: replace what the remote has. Raises Unavailable and OSError.
     """
-    name, most = parcels.remote_object_name(ref.kind, ref.key), remote.terms.most
-    full = stores.prefix() + name
+    name, most = parcels.name_object(ref.kind, ref.key), remote.terms.most
+    full = stores.make_prefix() + name
     joins = ref.kind in ENTRIES and not again
-    if not joins and not again and remote.sizes([full]):
+    if not joins and not again and remote.find_sizes([full]):
         return Sent(0)
     for _ in range(_MOST_TRIES):
-        known = remote.read([full]).get(full) if joins else None
+        known = remote.read_unverified([full]).get(full) if joins else None
         ours = bundles.read_verified_files(ref) if files is None else files
-        content = _joined(wire.place_in_frame(ref) if files is None else ref, ours, needs, name, known, most)
+        content = _join_parcel(wire.place_in_frame(ref) if files is None else ref, ours, needs, name, known, most)
         if isinstance(content, Sent):
             return content
         if joins and not isinstance(known, Oversized):
@@ -168,7 +168,7 @@ def send(
     return Sent(0, "others were adding to it all the time")
 
 
-def _joined(
+def _join_parcel(
     ref: Ref,
     files: tuple[File, ...],
     needs: tuple[tuple[Kind, str], ...],
@@ -197,7 +197,7 @@ def flush(seconds: float | None = None) -> int:
     return _sender.now.flush(config.current().remote_flush if seconds is None else seconds)
 
 
-def _at_exit() -> None:
+def _flush_at_exit() -> None:
     begun = time.monotonic()
     left = flush()
     if left:

@@ -9,7 +9,17 @@ from typing import Any, NamedTuple, Protocol
 from safecache.remote import extras
 from safecache.settings import config
 
-__all__ = ["END", "Oversized", "Store", "Stored", "Terms", "connected", "make_terms", "prefix", "store_from_client"]
+__all__ = [
+    "END",
+    "Oversized",
+    "Store",
+    "Stored",
+    "Terms",
+    "make_from_client",
+    "make_prefix",
+    "make_store",
+    "make_terms",
+]
 
 
 # Bytes at the end of a content that tell it from others: ours end in a seal.
@@ -57,16 +67,16 @@ class Store(Protocol):
 
     survives_fork: bool = True
 
-    def read(self, names: Iterable[str]) -> Mapping[str, bytes | Oversized]:
+    def read_unverified(self, names: Iterable[str]) -> Mapping[str, bytes | Oversized]:
         """Return the contents under these names, without missing ones, in one round trip if the engine can.
 
         Callers ask for several at once only if their sizes fit into the terms together.
         """
 
-    def sizes(self, names: Iterable[str]) -> Mapping[str, int]:
+    def find_sizes(self, names: Iterable[str]) -> Mapping[str, int]:
         """Return the size in bytes of each of ``names`` that exists."""
 
-    def starts(self, names: Iterable[str], size: int) -> Mapping[str, bytes]:
+    def read_unverified_starts(self, names: Iterable[str], size: int) -> Mapping[str, bytes]:
         """Return the first bytes, at most ``size``, of each of ``names`` that exists."""
 
     def write(self, name: str, content: bytes) -> None:
@@ -78,10 +88,10 @@ class Store(Protocol):
         ``known``: None if nothing is to be there. An engine that cannot tell, or has no rights to, writes in any case.
         """
 
-    def names(self, below: str) -> Iterator[Stored]:
+    def list_names(self, below: str) -> Iterator[Stored]:
         """Yield all names that begin with ``below``, which ends in a slash."""
 
-    def clock(self) -> float | None:
+    def read_clock(self) -> float | None:
         """Return the store's time, in seconds since 1970; None if only what has just been written tells it."""
         return None
 
@@ -93,22 +103,22 @@ class Store(Protocol):
         return None
 
 
-def prefix() -> str:
+def make_prefix() -> str:
     """Return the prefix, ending in a slash, of bundles' names: a store may have other users. Leases have another."""
     return f"safecache/2/{config.current().namespace.replace('/', '~')}/"
 
 
-def connected(url: str, terms: Terms) -> Store:
+def make_store(url: str, terms: Terms) -> Store:
     """Return the store at ``url``, which may not be connected yet. Raises anything, as for a missing library."""
     engine = (
         "redis_store" if extras.is_redis(url) else "directory_store" if extras.is_directory(url) else "object_store"
     )
-    store: Store = importlib.import_module(f"safecache.remote.{engine}").connected(url, terms)
+    store: Store = importlib.import_module(f"safecache.remote.{engine}").make_store(url, terms)
     return store
 
 
-def store_from_client(client: Any, terms: Terms) -> Store:
+def make_from_client(client: Any, terms: Terms) -> Store:
     """Return a store at the server of this client of redis-py."""
     engine = importlib.import_module("safecache.remote.redis_store")
-    store: Store = engine.of_client(client, terms)
+    store: Store = engine.make_from_client(client, terms)
     return store

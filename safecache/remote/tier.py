@@ -11,7 +11,7 @@ from safecache.settings import config
 
 __all__ = [
     "acquire_lease",
-    "candidates",
+    "find_candidates",
     "is_on",
     "is_sending",
     "keep",
@@ -52,10 +52,10 @@ def record_request(requested: Requested) -> None:
         from safecache.remote import exchange
 
         with report.contain_errors(_FEATURE, _NOT_SENT):
-            exchange.asked(requested.ref)
+            exchange.record_lookup(requested.ref)
 
 
-def candidates(ref: Ref) -> Iterator[Bundle]:
+def find_candidates(ref: Ref) -> Iterator[Bundle]:
     """Yield what the remote has: see Tier.candidates(). A file that travels by itself is recorded as requested."""
     if ref.is_file:
         record_request(Requested(ref))
@@ -63,7 +63,7 @@ def candidates(ref: Ref) -> Iterator[Bundle]:
         from safecache.remote import exchange
 
         with report.contain_errors(_FEATURE, "What it has is compiled instead."):
-            yield from exchange.candidates(ref)
+            yield from exchange.find_candidates(ref)
 
 
 def keep(ref: Ref, *, again: bool = False) -> None:

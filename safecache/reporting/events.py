@@ -19,7 +19,7 @@ from safecache.errors import (
     KeyringError,
     SafecacheError,
     UnpicklableEntryError,
-    printable,
+    make_printable,
 )
 from safecache.reporting.kinds import Count, Reason
 from safecache.session import Part, inherit
@@ -29,34 +29,34 @@ __all__ = [
     "Action",
     "Counted",
     "add_refusal",
-    "artifact",
     "claim_warning",
     "compose_message",
     "count",
-    "counters",
-    "decide",
-    "instead",
-    "label",
+    "decide_action",
+    "find_rank",
+    "list_refusals",
     "log_line",
+    "make_label",
     "observe",
     "propagate_strict",
     "raise_strict",
-    "rank",
-    "refusals",
+    "read_counters",
+    "replace_strict_error",
     "report",
     "report_failure",
     "stop_observing",
     "tell",
+    "write_artifact",
 ]
 
 
-def label() -> str:
+def make_label() -> str:
     """Return a label of this process for log lines, such as ``[rank 3, pid 4711]``; without a rank if it has none."""
-    number = rank()
+    number = find_rank()
     return f"[rank {number}, pid {os.getpid()}]" if number else f"[pid {os.getpid()}]"
 
 
-def rank() -> str:
+def find_rank() -> str:
     """Return this process's rank: of torch.distributed if it is initialised, else the launcher's; "" without one."""
     distributed = sys.modules.get("torch.distributed")
     # While it is being imported, or in a torch built without it, these are missing.
@@ -64,10 +64,10 @@ def rank() -> str:
     get_rank = getattr(distributed, "get_rank", None)
     if is_initialized is not None and get_rank is not None and is_initialized():
         return str(get_rank())
-    return config.rank()
+    return config.find_rank()
 
 
-def artifact(name: str, payload: dict[str, object]) -> None:
+def write_artifact(name: str, payload: dict[str, object]) -> None:
     """Write ``payload`` as JSON to torch's trace, under this thread's compile; do nothing if torch keeps no trace.
 
     Raises nothing: a trace that cannot be written is one warning for each type of error.
@@ -86,8 +86,8 @@ def artifact(name: str, payload: dict[str, object]) -> None:
         )
     except Exception as error:
         what = type(error).__name__
-        if claim_warning((artifact, what)):
-            _log.warning("safecache: cannot write to torch's trace: %s: %s", what, printable(str(error)))
+        if claim_warning((write_artifact, what)):
+            _log.warning("safecache: cannot write to torch's trace: %s: %s", what, make_printable(str(error)))
 
 
 # No NullHandler: it would do what it is for, and keep the warnings from the standard error of a server that configures
@@ -116,7 +116,7 @@ def propagate_strict() -> Iterator[None]:
     if not current.reading:
         current.strict_error, current.refusals = None, []
     try:
-        with compiles.scope(reading=current.reading + 1, refused_before=len(current.refusals)):
+        with compiles.override_scope(reading=current.reading + 1, refused_before=len(current.refusals)):
             yield
     except Exception as error:
         if current.strict_error is None and isinstance(error, SafecacheError) and error.is_strict:
@@ -136,7 +136,7 @@ def raise_strict(error: SafecacheError, cause: BaseException | None = None) -> N
     raise error from cause
 
 
-def instead(raised: SafecacheError, better: SafecacheError) -> SafecacheError:
+def replace_strict_error(raised: SafecacheError, better: SafecacheError) -> SafecacheError:
     """Replace the pending strict error ``raised`` by ``better``, with a clearer text. Return ``better``, to raise."""
     better.is_strict = raised.is_strict
     if compiles.current.strict_error is raised:
@@ -150,7 +150,7 @@ def add_refusal(message: str) -> None:
         compiles.current.refusals.append(message)
 
 
-def refusals() -> list[str]:
+def list_refusals() -> list[str]:
     """Return the messages of add_refusal() in this thread's innermost propagate_strict(), in order."""
     return compiles.current.refusals[compiles.current.refused_before :]
 
@@ -198,7 +198,7 @@ def count(what: Count | Reason, number: int = 1, *, seconds: float | None = None
     tell(Counted(what.value, number, seconds, root))
 
 
-def counters() -> dict[str, int]:
+def read_counters() -> dict[str, int]:
     """Return how often each thing happened in this process, by the values of Count and Reason; absent means never."""
     with _state.lock:
         return dict(_state.now.counters)
@@ -222,9 +222,9 @@ def report(
     """
     count(reason)
     what = f"{message}: {why}." if why else message
-    artifact(reason.value, {"reason": reason.value, "what": what, "cause": cause, "remedy": remedy})
-    action = decide(reason, strict=config.current().strict)
-    text = printable(f"safecache: {compose_message(message, reason.value, why, remedy)}")
+    write_artifact(reason.value, {"reason": reason.value, "what": what, "cause": cause, "remedy": remedy})
+    action = decide_action(reason, strict=config.current().strict)
+    text = make_printable(f"safecache: {compose_message(message, reason.value, why, remedy)}")
     if action.error is not None:
         raise_strict(action.error(f"{text} (see {reason.help})"), error)
     if claim_warning((reason, cause)) and action.warn:
@@ -266,7 +266,7 @@ def claim_warning(what: tuple[object, str]) -> bool:
 def log_line(level: int, text: str) -> None:
     """Log ``text`` as one line at this ``level`` of logging, with this process's label() and escapes by printable()."""
     if _log.isEnabledFor(level):
-        _log.log(level, "%s %s", printable(text), label())
+        _log.log(level, "%s %s", make_printable(text), make_label())
 
 
 class Action(NamedTuple):
@@ -349,7 +349,7 @@ _STRICT_ERRORS: dict[Reason, type[SafecacheError]] = {
 }
 
 
-def decide(reason: Reason, *, strict: bool) -> Action:
+def decide_action(reason: Reason, *, strict: bool) -> Action:
     """Return what to do about ``reason``. ``strict``: whether strict mode is on."""
     raised = strict and reason not in _NEVER_RAISED
     error = _STRICT_ERRORS.get(reason, EntryRefusedError) if raised else None

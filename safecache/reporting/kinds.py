@@ -240,7 +240,7 @@ _UNLISTED = Upkeep(Eviction.BY_USE, False, False)
 _WORTHLESS = Upkeep(Eviction.FIRST, False, False)
 
 
-def _sealed(
+def _need_seal(
     name: SealedName = SealedName.KEY,
     bound_to: tuple[str, ...] = _BUILD,
     fingerprint: Fingerprint = Fingerprint.NOTHING,
@@ -249,12 +249,12 @@ def _sealed(
     return Proof(Evidence.SEAL, name, bound_to, fingerprint, max_bytes)
 
 
-def _recorded(name: SealedName, bound_to: tuple[str, ...], max_bytes: int) -> Proof:
+def _need_record(name: SealedName, bound_to: tuple[str, ...], max_bytes: int) -> Proof:
     return Proof(Evidence.RECORD, name, bound_to, Fingerprint.NOTHING, max_bytes)
 
 
 class Kind(Enum):
-    """Kind of file in a cache, with all that other rooms need to know of it. A kind that lacks a field does not import.
+    """Kind of file in a cache, with all that others need to know of it. A kind that lacks a field does not import.
 
     The value is sealed with the file, so that an entry of one cache is refused in another.
 
@@ -288,14 +288,14 @@ class Kind(Enum):
     AOT_ENTRY = (
         "aot_autograd",
         ("AOTAutograd entry", "aot", "AOTAutograd entries", "AOTAutograd"),
-        _sealed(fingerprint=Fingerprint.GRAPH),
+        _need_seal(fingerprint=Fingerprint.GRAPH),
         Tiers("aotautograd/{key}", Travel.GROUPS, r"a[a-z2-7]{51}", True, LeaseScope.HOSTS),
         Upkeep(Eviction.BY_USE, False, True),
     )
     FX_ENTRY = (
         "fx_graph",
         ("FX graph entry", "fx", "FX graph entries", "FX graph"),
-        _sealed(fingerprint=Fingerprint.GRAPH),
+        _need_seal(fingerprint=Fingerprint.GRAPH),
         Tiers("fxgraph/{shard}/{key}", Travel.GROUPS, r"f[a-z2-7]{51}", True, LeaseScope.HOSTS),
         Upkeep(Eviction.BY_USE, False, True),
     )
@@ -303,7 +303,7 @@ class Kind(Enum):
     SOURCE = (
         "source",
         ("generated source", "", "", ""),
-        _recorded(SealedName.FILE, _BUILD, 64 * _MIB),
+        _need_record(SealedName.FILE, _BUILD, 64 * _MIB),
         _STAYS,
         _UNLISTED,
     )
@@ -312,7 +312,7 @@ class Kind(Enum):
     NATIVE_CODE = (
         "native_code",
         ("compiled code", "code", "sources and libraries", ""),
-        _recorded(SealedName.PATH, ("machine", "torch", "cpu"), 4 * _GIB),
+        _need_record(SealedName.PATH, ("machine", "torch", "cpu"), 4 * _GIB),
         Tiers("{key}", Travel.FILES, rf"[a-z2-7]{{2}}/{PART}", True, LeaseScope.NONE),
         Upkeep(Eviction.BY_USE, True, True),
     )
@@ -320,7 +320,7 @@ class Kind(Enum):
     AUTOTUNING = (
         "autotuning",
         ("autotuning result", "autotune", "autotuning results", ""),
-        _recorded(SealedName.FILE, _BUILD, 64 * _MIB),
+        _need_record(SealedName.FILE, _BUILD, 64 * _MIB),
         Tiers("{key}", Travel.FILES, rf"[a-z2-7]{{2}}/{PART}\.best_config", True, LeaseScope.NONE),
         Upkeep(Eviction.BY_USE, False, True),
     )
@@ -329,14 +329,14 @@ class Kind(Enum):
     KERNEL = (
         "kernel",
         ("kernel file", "triton", "Triton kernels", "Triton"),
-        _recorded(SealedName.FOLDER, ("machine", "triton"), 256 * _MIB),
+        _need_record(SealedName.FOLDER, ("machine", "triton"), 256 * _MIB),
         Tiers("{key}", Travel.GROUPS, r"[A-Z2-7]{52}", True, LeaseScope.HOST),
         Upkeep(Eviction.BY_USE, True, True),
     )
     KNOWN_BAD = (
         "compile_crash",
         ("note of a crash", "known-bad", "notes of crashes", ""),
-        _sealed(bound_to=("machine", "triton"), max_bytes=_MIB),
+        _need_seal(bound_to=("machine", "triton"), max_bytes=_MIB),
         _STAYS,
         Upkeep(Eviction.BY_USE, False, False),
     )
@@ -344,52 +344,52 @@ class Kind(Enum):
     AOT_FUNCTION = (
         "aot_function",
         ("ahead-of-time compiled function", "model", "", ""),
-        _sealed(SealedName.NOTHING, fingerprint=Fingerprint.PROCESS),
+        _need_seal(SealedName.NOTHING, fingerprint=Fingerprint.PROCESS),
         Tiers("{key}", Travel.FILES, _PATH, False, LeaseScope.NONE),
         _UNLISTED,
     )
     AOT_MODEL = (
         "aot_model",
         ("ahead-of-time compiled model", "model", "", "ahead of time"),
-        _sealed(SealedName.NOTHING, fingerprint=Fingerprint.PROCESS),
+        _need_seal(SealedName.NOTHING, fingerprint=Fingerprint.PROCESS),
         _STAYS,
         _UNLISTED,
     )
     AOT_GRAPH = (
         "aot_graph",
         ("ahead-of-time compiled graph", "", "", ""),
-        _sealed(SealedName.NOTHING, fingerprint=Fingerprint.PROCESS),
+        _need_seal(SealedName.NOTHING, fingerprint=Fingerprint.PROCESS),
         _STAYS,
         _UNLISTED,
     )
     DYNAMO_PACKAGE = (
         "dynamo_package",
         ("precompile entry", "", "", ""),
-        _sealed(fingerprint=Fingerprint.PROCESS),
+        _need_seal(fingerprint=Fingerprint.PROCESS),
         Tiers("dynamo/{key}/entry", Travel.FILES, PART, True, LeaseScope.NONE),
         _UNLISTED,
     )
     PRECOMPILED = (
         "precompiled",
         ("precompiled source and cache", "", "", ""),
-        _sealed(fingerprint=Fingerprint.PROCESS),
+        _need_seal(fingerprint=Fingerprint.PROCESS),
         _STAYS,
         _UNLISTED,
     )
     # Its interface to torch is stable, and torch itself warns about another GPU.
-    PACKAGE = "package", ("AOTInductor package", "", "", ""), _sealed(bound_to=("machine", "cpu")), _STAYS, _UNLISTED
+    PACKAGE = "package", ("AOTInductor package", "", "", ""), _need_seal(bound_to=("machine", "cpu")), _STAYS, _UNLISTED
     PGO_STATE = (
         "pgo_state",
         ("profile of dynamic shapes", "", "", ""),
-        _sealed(bound_to=()),
+        _need_seal(bound_to=()),
         Tiers("dynamo/code_state_{safe_key}.pkl", Travel.FILES, r"[^\x00-\x1f]+", True, LeaseScope.NONE),
         _UNLISTED,
     )
-    MEMO = "memo", ("memoized result", "", "", ""), _sealed(bound_to=()), _STAYS, _UNLISTED
+    MEMO = "memo", ("memoized result", "", "", ""), _need_seal(bound_to=()), _STAYS, _UNLISTED
     TABLE = (
         "artifact_table",
         ("vLLM's table of artifacts", "", "", ""),
-        _recorded(SealedName.PATH, (), UNSEALED_BYTES),
+        _need_record(SealedName.PATH, (), UNSEALED_BYTES),
         Tiers("{key}", Travel.GROUPS, _PATH, False, LeaseScope.NONE),
         _UNLISTED,
     )
@@ -398,7 +398,7 @@ class Kind(Enum):
     HEADER = (
         "header",
         ("precompiled header", "header", "precompiled headers", ""),
-        _recorded(SealedName.PATH, ("machine", "torch", "cpu"), 4 * _GIB),
+        _need_record(SealedName.PATH, ("machine", "torch", "cpu"), 4 * _GIB),
         _STAYS,
         Upkeep(Eviction.BY_USE, True, False),
     )
@@ -423,10 +423,16 @@ class Kind(Enum):
     RECORD = "record", ("orphaned record", "record", "orphaned records", ""), _UNPROVEN, _STAYS, _WORTHLESS
     LOCK = "lock", ("orphaned lock", "lock", "orphaned locks", ""), _UNPROVEN, _STAYS, _WORTHLESS
     # What is in them is judged by itself.
-    PACK = "pack", ("pack", "", "", ""), _sealed(bound_to=()), _STAYS, _UNLISTED
-    PARCEL = "parcel", ("group of files in the remote cache", "remote", "", ""), _sealed(bound_to=()), _STAYS, _UNLISTED
+    PACK = "pack", ("pack", "", "", ""), _need_seal(bound_to=()), _STAYS, _UNLISTED
+    PARCEL = (
+        "parcel",
+        ("group of files in the remote cache", "remote", "", ""),
+        _need_seal(bound_to=()),
+        _STAYS,
+        _UNLISTED,
+    )
     # What safecache itself notes: see signing.side_records.
-    SIDE_RECORD = "side_record", ("record beside a cache", "", "", ""), _sealed(bound_to=()), _STAYS, _UNLISTED
+    SIDE_RECORD = "side_record", ("record beside a cache", "", "", ""), _need_seal(bound_to=()), _STAYS, _UNLISTED
 
 
 # What is counted of the remote tier.

@@ -19,8 +19,8 @@ __all__ = [
     "Refused",
     "contain_errors",
     "fail_write",
+    "make_refusal_error",
     "observe",
-    "refusal_error",
     "refuse",
     "suggest_fix",
 ]
@@ -88,7 +88,7 @@ def refuse(
     """
     reason, evidence, remedy, _, cause = refusal
     if root and reason is Reason.UNSEALED:
-        cause = config.within_cache(root)[0]  # Triton's for a device lies in another
+        cause = config.split_cache_path(root)[0]  # Triton's for a device lies in another
         remedy = _STOCK.format(cause)
     message = f"refused {kind.noun} {where}"
     events.tell(Refused(kind, reason, f"{where}: {evidence}"))
@@ -97,7 +97,7 @@ def refuse(
     events.report(reason, message, why=evidence, cause=cause or kind.value, remedy=remedy, error=error)
 
 
-def refusal_error(refusal: Refusal, kind: Kind, where: str) -> EntryRefusedError:
+def make_refusal_error(refusal: Refusal, kind: Kind, where: str) -> EntryRefusedError:
     """Count the refusal and return the error to raise for it, where nothing can be recompiled.
 
     In every mode; no warning is logged, since the error says it.

@@ -17,7 +17,7 @@ from typing import TypeVar
 from safecache.reporting import events
 from safecache.session import Part, inherit
 
-__all__ = ["NOTICE", "UNPROVEN", "Breaker", "breaker", "charge", "refund", "remaining", "set_group", "wait"]
+__all__ = ["NOTICE", "UNPROVEN", "Breaker", "breaker", "charge", "get_remaining_seconds", "refund", "set_group", "wait"]
 
 T = TypeVar("T")
 # Seconds for which a holder is waited for that does not prove that it works for this user.
@@ -45,11 +45,11 @@ class Breaker:
         """Suspend ``what`` for so many seconds from now."""
         self._until[what] = time.monotonic() + seconds
 
-    def left(self) -> dict[Hashable, float]:
+    def list_suspended(self) -> dict[Hashable, float]:
         """Return everything that is suspended, with the seconds left."""
-        return {what: left for what in list(self._until) if (left := self.seconds_left(what))}
+        return {what: left for what in list(self._until) if (left := self.get_seconds_left(what))}
 
-    def seconds_left(self, what: Hashable) -> float:
+    def get_seconds_left(self, what: Hashable) -> float:
         """Return the seconds for which ``what`` is still suspended; 0 if it is not."""
         return max(0.0, self._until.get(what, 0.0) - time.monotonic())
 
@@ -65,7 +65,7 @@ class _State:
         # Of this process group: after which collective, and the seconds that were waited since.
         self.in_group: tuple[Hashable, float] = (None, 0.0)
 
-    def waited_since(self, mark: Hashable) -> float:
+    def sum_waits_since(self, mark: Hashable) -> float:
         return self.in_group[1] if self.in_group[0] == mark else 0.0
 
 
@@ -81,7 +81,7 @@ def set_group(find: Callable[[], tuple[float, Hashable] | None]) -> None:
     _find_group = find
 
 
-def remaining(limit: float) -> float:
+def get_remaining_seconds(limit: float) -> float:
     """Return how many seconds a wait may last, given its own ``limit`` in seconds and the budget; 0: do not wait.
 
     The first time that the budget is spent is logged. A caller that waits reports the seconds with charge().
@@ -89,7 +89,7 @@ def remaining(limit: float) -> float:
     in_vain, left, in_group = _state.now.in_vain, math.inf, 0.0
     group = _find_group() if _find_group is not None else None
     if group is not None:
-        in_group = _state.now.waited_since(group[1])
+        in_group = _state.now.sum_waits_since(group[1])
         left = group[0] - in_group
     if limit > 0 and in_vain >= limit:
         _tell_once(_SPENT, in_vain)
@@ -131,7 +131,7 @@ def charge(seconds: float, *, in_vain: bool) -> None:
     with _state.lock:
         state = _state.now
         if group is not None:
-            state.in_group = group[1], state.waited_since(group[1]) + seconds
+            state.in_group = group[1], state.sum_waits_since(group[1]) + seconds
         if in_vain:
             state.in_vain += seconds
 

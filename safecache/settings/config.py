@@ -7,18 +7,21 @@ import sys
 import time
 
 from safecache.errors import ConfigError
-from safecache.settings.settings import ISOLATE, OBSERVE, REMOTES, SETTINGS, VALUES, is_pack, names, without_password
+from safecache.settings.settings import ISOLATE, OBSERVE, REMOTES, SETTINGS, VALUES, hide_password, is_pack, parse_names
 
 __all__ = [
     "EXIT_CONFIG",
     "VARIABLES",
     "Config",
     "cache_directory",
-    "child_environment",
+    "copy_environment",
     "current",
     "end_redirection",
     "enforce",
-    "environment",
+    "find_problems",
+    "find_rank",
+    "get_environment",
+    "get_redirection",
     "install_line",
     "is_compile_worker",
     "is_installed",
@@ -32,16 +35,13 @@ __all__ = [
     "multiprocess_directory",
     "name_cache",
     "name_run",
-    "problems",
-    "rank",
     "redirect_cache",
-    "redirected",
     "reload",
     "run_id",
     "set_child_environment",
     "set_library_directory",
     "set_metrics_directory",
-    "within_cache",
+    "split_cache_path",
 ]
 
 # Not imported from typing, which would take half the time of `import safecache`.
@@ -113,7 +113,7 @@ class Config:
         vars(self).update(values)
 
     @property
-    def observes(self) -> bool:
+    def is_observing(self) -> bool:
         """Tell whether files that do not verify are reported and used, as in stock torch."""
         return self.enabled == OBSERVE
 
@@ -145,25 +145,25 @@ def load(environ: Mapping[str, str]) -> Config:
     values = {value.name: value.default for value in VALUES.values()}
     for value in VALUES.values():
         if environ.get(value.older):
-            values[value.name] = _parsed(value.older, environ, value)
+            values[value.name] = _parse_variable(value.older, environ, value)
     for setting in SETTINGS:
         if environ.get(setting.variable):
-            values |= _parsed(setting.variable, environ, setting)
+            values |= _parse_variable(setting.variable, environ, setting)
     if values["enabled"] == OBSERVE:
         values |= _OBSERVING
-    return Config(**values, config_home=_config_home(environ))
+    return Config(**values, config_home=_find_config_home(environ))
 
 
-def _parsed(variable: str, environ: Mapping[str, str], form: Value | Setting) -> Any:
+def _parse_variable(variable: str, environ: Mapping[str, str], form: Value | Setting) -> Any:
     text = environ[variable]
     try:
         return form.parse(text)
     except ValueError:
-        shown = ",".join(map(without_password, names(text))) if "://" in text else text
+        shown = ",".join(map(hide_password, parse_names(text))) if "://" in text else text
         raise ConfigError(f"{variable}={shown!r} is not allowed: use {form.allowed}") from None
 
 
-def problems(environ: Mapping[str, str]) -> dict[str, str]:
+def find_problems(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the error message for each variable of ``environ`` that load() would refuse. Raises nothing."""
     found = {}
     for variable in VARIABLES:
@@ -174,7 +174,7 @@ def problems(environ: Mapping[str, str]) -> dict[str, str]:
     return found
 
 
-def _config_home(environ: Mapping[str, str]) -> str | None:
+def _find_config_home(environ: Mapping[str, str]) -> str | None:
     """Return ``$XDG_CONFIG_HOME``, else ``~/.config``; None without a home (XDG base directory specification)."""
     xdg = environ.get("XDG_CONFIG_HOME", "")
     if xdg and os.path.isabs(xdg):
@@ -210,7 +210,7 @@ def enforce() -> None:
 
     Reads the settings again without SAFECACHE.
     """
-    if current().observes:
+    if current().is_observing:
         reload(without={"SAFECACHE"})
 
 
@@ -219,12 +219,12 @@ def is_switched_off() -> bool:
     return not load({"SAFECACHE": os.environ.get("SAFECACHE", "")}).enabled
 
 
-def environment() -> Mapping[str, str]:
+def get_environment() -> Mapping[str, str]:
     """Return this process's environment, to be read only. Not a copy, which is slow with hundreds of variables."""
     return os.environ
 
 
-def child_environment() -> dict[str, str]:
+def copy_environment() -> dict[str, str]:
     """Return a copy of this process's environment, to start a child with."""
     return dict(os.environ)
 
@@ -259,7 +259,7 @@ def run_id() -> str:
 def isolate() -> None:
     """Turn SAFECACHE_ISOLATE on for this process and its children, unless it is on already. Raises ConfigError."""
     if not current().isolate:
-        parts = [word for word in names(os.environ.get(ISOLATE, "")) if "=" in word]
+        parts = [word for word in parse_names(os.environ.get(ISOLATE, "")) if "=" in word]
         os.environ[ISOLATE] = ",".join(["1", *parts])
         reload()
 
@@ -269,12 +269,12 @@ def cache_directory() -> str | None:
     return os.environ.get(_CACHE_DIRECTORY)
 
 
-def within_cache(path: str) -> tuple[str, str]:
+def split_cache_path(path: str) -> tuple[str, str]:
     """Return the cache directory that contains or is ``path``, and the relative path; ``path`` and "" if there is none.
 
     Known are Inductor's, the original of a redirected one, Triton's, and those of name_cache(), but no lower tiers.
     """
-    originals = (redirected() or ())[1:]
+    originals = (get_redirection() or ())[1:]
     for top in (cache_directory(), *originals, os.environ.get(_TRITON_DIRECTORY), *_named):
         top = top and top.rstrip(os.sep)
         if top and f"{path}/".startswith(f"{top}/"):
@@ -302,7 +302,7 @@ def redirect_cache(directory: str, original: str | None) -> None:
         os.environ[_REDIRECTED] = f"{directory}\n{original}"
 
 
-def redirected() -> tuple[str, str] | None:
+def get_redirection() -> tuple[str, str] | None:
     """Return (directory, original) of the current redirection, set here or by a parent; None without one."""
     directory, separator, original = os.environ.get(_REDIRECTED, "").partition("\n")
     return (directory, original) if separator else None
@@ -310,7 +310,7 @@ def redirected() -> tuple[str, str] | None:
 
 def end_redirection() -> None:
     """Make torch use the original cache directory again, if it is redirected now."""
-    found = redirected()
+    found = get_redirection()
     if found is not None and found[0] == cache_directory():
         redirect_cache(found[1], None)
 
@@ -328,13 +328,13 @@ def set_library_directory(variable: str, directory: str) -> None:
 
 def job_id() -> str:
     """Return the name of the job: equal in all its ranks on one day (UTC). For a process that is no rank, the run's."""
-    if not rank():
+    if not find_rank():
         return run_id()
     meeting = (os.environ.get(name, "") for name in ("MASTER_ADDR", "MASTER_PORT"))
     return ":".join((*meeting, time.strftime("%Y%m%d", time.gmtime())))
 
 
-def rank() -> str:
+def find_rank() -> str:
     """Return the rank of this process as its launcher (torchrun, Open MPI, MPICH) has set it; "" without one."""
     return next((os.environ[name] for name in _RANKS if os.environ.get(name)), "")
 

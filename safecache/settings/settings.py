@@ -21,11 +21,11 @@ __all__ = [
     "WORKERS",
     "Setting",
     "Value",
+    "hide_password",
     "is_pack",
-    "names",
-    "remote_values",
-    "switch",
-    "without_password",
+    "parse_names",
+    "parse_remote",
+    "parse_switch",
 ]
 
 # Not imported from typing, which would take half the time of `import safecache`.
@@ -51,7 +51,7 @@ _TRUE = ("1", "true", "yes", "on")
 _FALSE = ("0", "false", "no", "off")
 
 
-def switch(text: str) -> bool:
+def parse_switch(text: str) -> bool:
     """Parse a switch. This and the parsers below raise ValueError for a value that is not allowed."""
     word = text.strip().lower()
     if word in _TRUE:
@@ -61,7 +61,7 @@ def switch(text: str) -> bool:
     raise ValueError(text)
 
 
-def one_of(words: tuple[str, ...]) -> Callable[[str], str]:
+def make_word_parser(words: tuple[str, ...]) -> Callable[[str], str]:
     """Return a parser for one of these words, in either case."""
 
     def parse(text: str) -> str:
@@ -73,24 +73,24 @@ def one_of(words: tuple[str, ...]) -> Callable[[str], str]:
     return parse
 
 
-def path(text: str) -> str:
+def parse_path(text: str) -> str:
     """Parse an absolute path."""
     if not os.path.isabs(text):
         raise ValueError(text)
     return text
 
 
-def names(text: str) -> tuple[str, ...]:
+def parse_names(text: str) -> tuple[str, ...]:
     """Parse names separated by commas, without spaces around them."""
     return tuple(filter(None, map(str.strip, text.split(","))))
 
 
-def paths(text: str) -> tuple[str, ...]:
+def parse_paths(text: str) -> tuple[str, ...]:
     """Parse absolute paths separated by colons."""
-    return tuple(path(each) for each in text.split(os.pathsep) if each)
+    return tuple(parse_path(each) for each in text.split(os.pathsep) if each)
 
 
-def number(least: float, most: float) -> Callable[[str], float]:
+def make_number_parser(least: float, most: float) -> Callable[[str], float]:
     """Return a parser for a number from ``least`` to ``most``."""
 
     def parse(text: str) -> float:
@@ -102,7 +102,7 @@ def number(least: float, most: float) -> Callable[[str], float]:
     return parse
 
 
-def compile_memory(text: str) -> int:
+def parse_memory(text: str) -> int:
     """Parse bytes, with a unit or without, from LEAST_COMPILE_MEMORY."""
     size = units.parse_size(text)
     if size < LEAST_COMPILE_MEMORY:
@@ -110,12 +110,12 @@ def compile_memory(text: str) -> int:
     return size
 
 
-def switch_or(word: str) -> Callable[[str], bool | str]:
+def make_switch_parser(word: str) -> Callable[[str], bool | str]:
     """Return a parser for a switch, or for this word."""
-    return lambda text: word if text.strip().lower() == word else switch(text)
+    return lambda text: word if text.strip().lower() == word else parse_switch(text)
 
 
-def url(text: str) -> str:
+def parse_url(text: str) -> str:
     """Return the URL of a remote cache unchanged: a scheme of REMOTES, "://", and a place with a valid port, if any.
 
     Raises ValueError for any other text.
@@ -131,14 +131,14 @@ def url(text: str) -> str:
     return text
 
 
-def without_password(text: str) -> str:
+def hide_password(text: str) -> str:
     """Return a URL as it may be shown: without user, password and parameters."""
     scheme, separator, rest = text.partition("://")
     place, slash, path = rest.partition("?")[0].partition("/")
     return f"{scheme}{separator}{place.rpartition('@')[2]}{slash}{path}"
 
 
-def namespace(text: str) -> str:
+def parse_namespace(text: str) -> str:
     """Parse a namespace, whose letters and length are limited."""
     if len(text) > LONGEST_NAMESPACE or not set(text) <= _NAMESPACE_LETTERS:
         raise ValueError(text)
@@ -179,27 +179,29 @@ class Setting:
         self.allowed = allowed
 
 
-_SWITCH = (switch, "1/true/yes/on or 0/false/no/off")
-_PATH = (path, "an absolute path")
-_SECONDS = (number(0, LONGEST_TIME), f"seconds, 0 to {LONGEST_TIME:.0f}")
+_SWITCH = (parse_switch, "1/true/yes/on or 0/false/no/off")
+_PATH = (parse_path, "an absolute path")
+_SECONDS = (make_number_parser(0, LONGEST_TIME), f"seconds, 0 to {LONGEST_TIME:.0f}")
 _SIZE = (units.parse_size, "a size such as 10G or 10GiB")
 _AGE = (units.parse_age, units.AGES)
 
 VALUES = {
     value.name: value
     for value in (
-        Value("enabled", True, switch_or(OBSERVE), f"{_SWITCH[1]}, or {OBSERVE}"),
+        Value("enabled", True, make_switch_parser(OBSERVE), f"{_SWITCH[1]}, or {OBSERVE}"),
         Value("strict", False, *_SWITCH),
-        Value("disable", (), names, "names of units, comma-separated"),
-        Value("trust", "signed", one_of(TRUST_MODES), f"signed, private or {SHARED}"),
+        Value("disable", (), parse_names, "names of units, comma-separated"),
+        Value("trust", "signed", make_word_parser(TRUST_MODES), f"signed, private or {SHARED}"),
         Value("key_file", None, *_PATH),
         Value("keyring", None, *_PATH),
-        Value("namespace", DEFAULT_NAMESPACE, namespace, f"letters, digits and . _ - / (up to {LONGEST_NAMESPACE})"),
+        Value(
+            "namespace", DEFAULT_NAMESPACE, parse_namespace, f"letters, digits and . _ - / (up to {LONGEST_NAMESPACE})"
+        ),
         Value("shared", False, *_SWITCH, "SHARED"),
-        Value("fsync", "auto", one_of(FSYNC_MODES), "auto, always or never"),
+        Value("fsync", "auto", make_word_parser(FSYNC_MODES), "auto, always or never"),
         Value("local", None, *_PATH, "LOCAL"),
-        Value("lower", (), paths, "absolute paths, colon-separated", "LOWER"),
-        Value("remote", None, url, f"a URL: {', '.join(REMOTES)}", "REMOTE"),
+        Value("lower", (), parse_paths, "absolute paths, colon-separated", "LOWER"),
+        Value("remote", None, parse_url, f"a URL: {', '.join(REMOTES)}", "REMOTE"),
         Value("remote_password_file", None, *_PATH, "REMOTE_PASSWORD_FILE"),
         Value("remote_read_only", False, *_SWITCH, "REMOTE_READ_ONLY"),
         Value("remote_connect", 0.2, *_SECONDS, "REMOTE_CONNECT"),
@@ -216,31 +218,37 @@ VALUES = {
         Value("single_flight_wait", 300, *_SECONDS, "SINGLE_FLIGHT_WAIT"),
         Value("trials", True, *_SWITCH, "TRIALS"),
         Value("exec_dir", None, *_PATH),
-        Value("isolate", False, switch_or(WORKERS), f"{_SWITCH[1]}, or {WORKERS}"),
+        Value("isolate", False, make_switch_parser(WORKERS), f"{_SWITCH[1]}, or {WORKERS}"),
         Value("prefetch", True, *_SWITCH, "PREFETCH"),
-        Value("compile_timeout", None, number(1, LONGEST_TIME), f"seconds, 1 to {LONGEST_TIME:.0f}", "COMPILE_TIMEOUT"),
-        Value("compile_memory", None, compile_memory, f"{_SIZE[1]}, at least 1G", "COMPILE_MEMORY"),
-        Value("assume_unchanged", (), names, "names, comma-separated"),
-        Value("recompile_sample", 0.0, number(0, 1), "a number from 0 to 1", "VERIFY"),
+        Value(
+            "compile_timeout",
+            None,
+            make_number_parser(1, LONGEST_TIME),
+            f"seconds, 1 to {LONGEST_TIME:.0f}",
+            "COMPILE_TIMEOUT",
+        ),
+        Value("compile_memory", None, parse_memory, f"{_SIZE[1]}, at least 1G", "COMPILE_MEMORY"),
+        Value("assume_unchanged", (), parse_names, "names, comma-separated"),
+        Value("recompile_sample", 0.0, make_number_parser(0, 1), "a number from 0 to 1", "VERIFY"),
         Value("explain", False, *_SWITCH),
         Value("metrics", False, *_SWITCH),
     )
 }
 
 
-def _alone(name: str, variable: str | None = None) -> Setting:
+def _make_setting(name: str, variable: str | None = None) -> Setting:
     value = VALUES[name]
     return Setting(
         name.upper() if variable is None else variable, lambda text: {name: value.parse(text)}, value.allowed
     )
 
 
-def _combined(variable: str, parts: dict[str, str], main: str = "") -> Setting:
+def _make_combined(variable: str, parts: dict[str, str], main: str = "") -> Setting:
     """Return a setting of comma-separated ``name=value``, and at most one lone word, the value of ``main``."""
 
     def parse(text: str) -> dict[str, Any]:
         found = {}
-        for word in names(text):
+        for word in parse_names(text):
             part, is_part, value = word.partition("=")
             name = parts.get(part, "") if is_part else main
             if not name or name in found:
@@ -255,12 +263,12 @@ def _combined(variable: str, parts: dict[str, str], main: str = "") -> Setting:
     return Setting(variable, parse, "comma-separated: " + "; ".join(words))
 
 
-def _trust(text: str) -> dict[str, Any]:
+def _parse_trust(text: str) -> dict[str, Any]:
     mode = VALUES["trust"].parse(text)
     return {"trust": "signed", "shared": True} if mode == SHARED else {"trust": mode}
 
 
-def _waits(text: str) -> dict[str, Any]:
+def _parse_waits(text: str) -> dict[str, Any]:
     found = _WAITS.parse(text)
     if found.get("single_flight_wait") == 0:
         found["single_flight"] = False
@@ -275,21 +283,21 @@ _TIERS = (
 )
 
 
-def _tiers(text: str) -> dict[str, Any]:
-    *above, below = [names(part) for part in f",{text},".split(f",{CACHE},")]
+def _parse_tiers(text: str) -> dict[str, Any]:
+    *above, below = [parse_names(part) for part in f",{text},".split(f",{CACHE},")]
     fast = above[0] if above else ()
     lower = tuple(word for word in below if "://" not in word)
     remotes = below[len(lower) :]
     is_ordered = lower + remotes == below and [*lower] == sorted(lower, key=is_pack) and not any(map(is_pack, fast))
     if not is_ordered or not (fast or below) or max(len(above), len(fast), len(remotes)) > 1:
         raise ValueError(text)
-    found = {"local": next(map(path, fast), None), "lower": tuple(map(path, lower)), "remote": None}
+    found = {"local": next(map(parse_path, fast), None), "lower": tuple(map(parse_path, lower)), "remote": None}
     for remote in remotes:
-        found |= remote_values(remote)
+        found |= parse_remote(remote)
     return found
 
 
-def remote_values(text: str) -> dict[str, Any]:
+def parse_remote(text: str) -> dict[str, Any]:
     """Parse the URL of a remote with its parameters. Return what they set of VALUES, by name. Raises ValueError."""
     place, _, query = text.partition("?")
     theirs, found = [], {}
@@ -299,7 +307,7 @@ def remote_values(text: str) -> dict[str, Any]:
             found[f"remote_{name}"] = VALUES[f"remote_{name}"].parse(value)
         else:
             theirs.append(pair)
-    return {"remote": url("?".join(filter(None, [place, "&".join(theirs)]))), **found}
+    return {"remote": parse_url("?".join(filter(None, [place, "&".join(theirs)]))), **found}
 
 
 def is_pack(path: str) -> bool:
@@ -307,23 +315,25 @@ def is_pack(path: str) -> bool:
     return os.path.splitext(path)[1] == PACK
 
 
-_WAITS = _combined("WAIT", {"lock": "lock_timeout", "compile": "single_flight_wait"})
+_WAITS = _make_combined("WAIT", {"lock": "lock_timeout", "compile": "single_flight_wait"})
 SETTINGS = (
-    _alone("enabled", ""),
-    _combined("STRICT", {"misses": "must_hit"}, "strict"),
-    _alone("disable"),
-    Setting("TRUST", _trust, VALUES["trust"].allowed),
-    _alone("key_file"),
-    _alone("keyring"),
-    _alone("namespace"),
-    _alone("fsync"),
-    Setting("TIERS", _tiers, _TIERS),
-    _combined("LIMITS", {"bytes": "max_bytes", "files": "max_files", "age": "max_age"}),
-    Setting("WAIT", _waits, _WAITS.allowed),
-    _alone("exec_dir"),
-    _combined("ISOLATE", {"timeout": "compile_timeout", "memory": "compile_memory", "ahead": "prefetch"}, "isolate"),
-    _alone("assume_unchanged"),
-    _alone("recompile_sample"),
-    _alone("explain"),
-    _alone("metrics"),
+    _make_setting("enabled", ""),
+    _make_combined("STRICT", {"misses": "must_hit"}, "strict"),
+    _make_setting("disable"),
+    Setting("TRUST", _parse_trust, VALUES["trust"].allowed),
+    _make_setting("key_file"),
+    _make_setting("keyring"),
+    _make_setting("namespace"),
+    _make_setting("fsync"),
+    Setting("TIERS", _parse_tiers, _TIERS),
+    _make_combined("LIMITS", {"bytes": "max_bytes", "files": "max_files", "age": "max_age"}),
+    Setting("WAIT", _parse_waits, _WAITS.allowed),
+    _make_setting("exec_dir"),
+    _make_combined(
+        "ISOLATE", {"timeout": "compile_timeout", "memory": "compile_memory", "ahead": "prefetch"}, "isolate"
+    ),
+    _make_setting("assume_unchanged"),
+    _make_setting("recompile_sample"),
+    _make_setting("explain"),
+    _make_setting("metrics"),
 )

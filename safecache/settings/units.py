@@ -32,31 +32,31 @@ _LATEST = 253402300799.0  # the end of the year 9999
 
 def parse_size(text: str) -> int:
     """Parse a size into bytes. Raises ValueError for what SIZES does not describe, and for 0, which is ambiguous."""
-    number, unit = _split(text)
+    number, unit = _split_unit(text)
     unit = unit.lower().removesuffix("b")
     base = 1024 if unit.endswith("i") else 1000
     prefix = unit.removesuffix("i")
     if unit and (len(prefix) != 1 or prefix not in _PREFIXES):
         raise ValueError(text)
-    return _positive(number * base ** (_PREFIXES.index(prefix) + 1 if prefix else 0), text)
+    return _check_positive(number * base ** (_PREFIXES.index(prefix) + 1 if prefix else 0), text)
 
 
 def parse_age(text: str) -> int:
     """Parse an age into seconds. Raises ValueError for what AGES does not describe, and below one second."""
-    number, unit = _split(text)
+    number, unit = _split_unit(text)
     if unit not in _SECONDS:
         raise ValueError(text)
-    return _positive(number * _SECONDS[unit], text)
+    return _check_positive(number * _SECONDS[unit], text)
 
 
 def parse_count(text: str) -> int:
     """Parse a whole number from 1. Raises ValueError for anything else."""
     if not text.isascii() or not text.strip().isdecimal():
         raise ValueError(text)
-    return _positive(int(text), text)
+    return _check_positive(int(text), text)
 
 
-def _split(text: str) -> tuple[float, str]:
+def _split_unit(text: str) -> tuple[float, str]:
     text = text.strip()
     digits = text.rstrip("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
     if not digits.isascii() or not digits.strip().replace(".", "", 1).isdecimal():
@@ -64,7 +64,7 @@ def _split(text: str) -> tuple[float, str]:
     return float(digits), text[len(digits) :]
 
 
-def _positive(number: float, text: str) -> int:
+def _check_positive(number: float, text: str) -> int:
     if not 1 <= number <= _MOST:
         raise ValueError(text)
     return int(number)

@@ -1,4 +1,4 @@
 """Keys and seals, and whether a sealed file may be trusted.
 
-May import the rooms up to places.
+May import the packages up to places.
 """

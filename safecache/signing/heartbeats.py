@@ -107,7 +107,7 @@ class Renewals:
         with self._lock:
             self._held[lease] = renew
             if self._thread is None:
-                self._thread = threading.Thread(target=self._work, name=self._name, daemon=True)
+                self._thread = threading.Thread(target=self._renew_leases, name=self._name, daemon=True)
                 self._thread.start()
 
     def end(self, lease: object) -> None:
@@ -119,7 +119,7 @@ class Renewals:
         """Stop renewing all leases; also for the child of a fork, which has no such thread."""
         self._held, self._thread, self._lock = {}, None, threading.Lock()
 
-    def _work(self) -> None:
+    def _renew_leases(self) -> None:
         held = self._held
         while True:
             time.sleep(self._period)

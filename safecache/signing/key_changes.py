@@ -9,7 +9,7 @@ from safecache.errors import KeyringError
 from safecache.signing import key_directory, key_files, keyring, keys
 from safecache.signing.keys import MAC_SIZE, Key
 
-__all__ = ["find", "generate", "place", "read_candidate", "revoke", "trust"]
+__all__ = ["find", "find_place", "generate", "read_candidate", "revoke", "trust"]
 
 _FORBIDDEN_TO_OTHERS = 0o037  # mode bits of a file with a secret, as in the keyring directory
 
@@ -17,17 +17,17 @@ _FORBIDDEN_TO_OTHERS = 0o037  # mode bits of a file with a secret, as in the key
 def generate(*, ed25519: bool) -> Key:
     """Return a new Ed25519 or else MAC key, without storing it. Raises KeyringError if Ed25519 is unavailable."""
     if not ed25519:
-        return Key.mac(secrets.token_bytes(MAC_SIZE))._replace(created=time.time())
-    missing = keys.problem()
+        return Key.make_mac(secrets.token_bytes(MAC_SIZE))._replace(created=time.time())
+    missing = keys.find_problem()
     if missing is not None:
         raise KeyringError(missing)
     private = keys.generate()
-    return Key.ed25519(keys.public_of(private), private)._replace(created=time.time())
+    return Key.make_ed25519(keys.derive_public(private), private)._replace(created=time.time())
 
 
-def place() -> str:
+def find_place() -> str:
     """Return the path of the keyring directory. Raises KeyringError for a user without one."""
-    directory = keyring.directory()
+    directory = keyring.find_directory()
     if directory is None:
         raise KeyringError("this user has no home directory for a keyring: name one in SAFECACHE_KEYRING")
     return directory
@@ -47,12 +47,12 @@ def read_candidate(path: str | None, content: bytes = b"") -> Key:
         except KeyringError as error:
             raise KeyringError(f"what came in {error}") from None
     # A host that only verifies must not be able to forge.
-    return key.public_part() if key.public else key
+    return key.extract_public() if key.public else key
 
 
 def trust(key: Key) -> str:
     """Put ``key`` into the keyring directory; return the path of its file. Raises KeyringError or OSError."""
-    path = key_directory.add(place(), key)
+    path = key_directory.add(find_place(), key)
     keyring.renew()
     return path
 

@@ -12,7 +12,7 @@ from safecache.errors import KeyringError
 from safecache.signing import key_files
 from safecache.signing.keys import ID_SIZE, Key
 
-__all__ = ["Shelf", "add", "default", "path_of", "read", "stamp"]
+__all__ = ["Shelf", "add", "find_default", "make_path", "read", "read_stamp"]
 
 _SUFFIX = ".json"
 _FORBIDDEN = 0o037  # mode bits of a file with a secret; its group may read it, as with secrets mounted in containers
@@ -30,12 +30,12 @@ class Shelf(NamedTuple):
     broken: str = ""
 
 
-def default(config_home: str | None) -> str | None:
+def find_default(config_home: str | None) -> str | None:
     """Return the directory used if the settings name none; None for a user without a home."""
     return None if config_home is None else os.path.join(config_home, "safecache", "keys")
 
 
-def stamp(directory: str | None) -> tuple[int, int] | None:
+def read_stamp(directory: str | None) -> tuple[int, int] | None:
     """Return mtime and ctime in ns, which change if the directory's mode or list of files does; None if unknown."""
     try:
         status = os.stat(directory) if directory is not None else None
@@ -44,7 +44,7 @@ def stamp(directory: str | None) -> tuple[int, int] | None:
     return None if status is None else (status.st_mtime_ns, status.st_ctime_ns)
 
 
-def path_of(directory: str, key_id: bytes) -> str:
+def make_path(directory: str, key_id: bytes) -> str:
     """Return the path of the file of the key with this id."""
     return os.path.join(directory, key_id.hex() + _SUFFIX)
 
@@ -64,7 +64,7 @@ def read(directory: str, *, must_exist: bool) -> Shelf:
     problems: list[str] = []
     for name in names:
         path = os.path.join(directory, name)
-        named = _id_of(name)
+        named = _parse_id(name)
         try:
             if named is None:
                 raise KeyringError(f"{path} is not named after the id of a key")
@@ -93,7 +93,7 @@ def _check_absence(directory: str) -> None:
         key_files.check_path(place)
 
 
-def _id_of(name: str) -> bytes | None:
+def _parse_id(name: str) -> bytes | None:
     try:
         named = bytes.fromhex(name[: -len(_SUFFIX)])
     except ValueError:
@@ -117,17 +117,17 @@ def add(directory: str, key: Key) -> str:
     if not os.path.isdir(directory):
         os.mkdir(directory, 0o700)
     _check_directory(directory, must_exist=True)
-    path = path_of(directory, key.id)
+    path = make_path(directory, key.id)
     # Imported here, since that takes as long as all the rest of an activation.
     import filelock
 
     # Trusting a key must not overwrite a revocation that another process writes meanwhile.
     with filelock.FileLock(os.path.join(directory, ".lock"), timeout=10):
-        key_files.replace(path, _merge(key, _read_key(path, key.id)) if os.path.lexists(path) else key)
+        key_files.replace(path, _merge_keys(key, _read_key(path, key.id)) if os.path.lexists(path) else key)
     return path
 
 
-def _merge(key: Key, old: Key) -> Key:
+def _merge_keys(key: Key, old: Key) -> Key:
     revocation = old if old.revoked is not None else key
     return key._replace(
         secret=key.secret or old.secret,

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from safecache.errors import KeyringError
-from safecache.files import opening, ownership
+from safecache.fs import opening, ownership
 from safecache.settings import units
 from safecache.signing import keys
 from safecache.signing.keys import ANY_NAMESPACE, ID_SIZE, MAC_SIZE, Algorithm, Key
@@ -76,10 +76,10 @@ def recognise(content: bytes, *, any_secret: bool) -> Key:
     With ``any_secret``, a raw secret is any content of 32 bytes or more. Otherwise it is 64 hex digits, so that no text
     file is mistaken for a key. Raises KeyringError.
     """
-    text = _text(content)
+    text = _decode_text(content)
     # Text may precede the PEM block, as in the output of `openssl pkey -text`.
     if _PEM in text or _PEM.encode() in content:
-        return Key.ed25519(*keys.read_pem(content))
+        return Key.make_ed25519(*keys.read_pem(content))
     if text.startswith("{"):
         return decode(content)
     # A public key must never become a MAC secret.
@@ -93,7 +93,7 @@ def recognise(content: bytes, *, any_secret: bool) -> Key:
     return Key.derive(content.rstrip(b"\r\n"))
 
 
-def _text(content: bytes) -> str:
+def _decode_text(content: bytes) -> str:
     """Return ``content`` as text, without a byte order mark and surrounding whitespace; empty if it is not text.
 
     A raw secret may begin with a brace like any other byte, but 32 random bytes are never text.
@@ -113,7 +113,7 @@ def decode(content: bytes) -> Key:
     Unknown fields are refused: one could be a restriction with its name misspelt.
     """
     try:
-        fields = json.loads(content, object_pairs_hook=_fields)
+        fields = json.loads(content, object_pairs_hook=_collect_fields)
     except (ValueError, RecursionError):
         raise KeyringError("is not a JSON file, or not a whole one") from None
     if not isinstance(fields, dict) or fields.get("format") != FORMAT:
@@ -136,7 +136,7 @@ def decode(content: bytes) -> Key:
     )
 
 
-def _fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _collect_fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Return the fields as a dict. Raises KeyringError for a repeated name: JSON parsers disagree which one counts."""
     twice = [name for name, number in Counter(name for name, _ in pairs).items() if number > 1]
     if twice:
@@ -158,14 +158,18 @@ def _read_material(fields: Mapping[str, Any], stated: bytes, revoked: bool) -> K
         raise KeyringError(f"does not hold one of what {algorithm.value} needs: {', '.join(_PARTS[algorithm])}")
     material = _read_bytes(fields, present[0])
     if algorithm is Algorithm.HMAC_SHA256:
-        return Key.mac(material)
+        return Key.make_mac(material)
     # A public key needs the library only once it verifies something, and importing it is not cheap.
-    missing = None if present[0] == "public" and keys.installed() else keys.problem()
+    missing = None if present[0] == "public" and keys.is_installed() else keys.find_problem()
     if missing is not None and revoked:
         return Key(stated, b"", algorithm)
     if missing is not None:
         raise KeyringError(f"cannot be used: {missing}")
-    return Key.ed25519(material) if present[0] == "public" else Key.ed25519(keys.public_of(material), material)
+    return (
+        Key.make_ed25519(material)
+        if present[0] == "public"
+        else Key.make_ed25519(keys.derive_public(material), material)
+    )
 
 
 def _read_bytes(fields: Mapping[str, Any], name: str) -> bytes:
@@ -252,8 +256,8 @@ def read(path: str, *, forbidden: int, any_secret: bool = False) -> Key:
 
 def check_owner(status: os.stat_result, path: str, *, forbidden: int) -> None:
     """Raise KeyringError if the file belongs to neither this user nor root, or has a mode bit of ``forbidden``."""
-    if not ownership.own_uid(status.st_uid):
-        owner = ownership.name_of(status.st_uid)
+    if not ownership.is_own_uid(status.st_uid):
+        owner = ownership.name_owner(status.st_uid)
         raise KeyringError(f"{path} belongs to {owner}, not to this user (uid {os.geteuid()}) or root")
     mode = stat.S_IMODE(status.st_mode)
     if mode & forbidden:
@@ -268,38 +272,38 @@ def check_path(path: str) -> None:
 
     For an attack, an older file of the same owner is enough: one from before a revocation, or one given away.
     """
-    if ownership.why_not_private(path) is None:
+    if ownership.find_exposure(path) is None:
         return
     # Only now, as it may query a directory server. Where every user has a group, their files are writable by it.
-    objection = ownership.why_not_private(path, group=ownership.own_group())
+    objection = ownership.find_exposure(path, group=ownership.find_own_group())
     if objection is not None:
         raise KeyringError(f"others could exchange {path}: {objection}")
 
 
 def save(path: str, key: Key) -> None:
     """Write ``key`` to a new file, readable by others only if public. Raises KeyringError if it exists; OSError."""
-    if not write_new(path, encode(key), _mode_for(key)):
+    if not write_new(path, encode(key), _choose_mode(key)):
         raise KeyringError(f"{path} exists already, and is left as it is")
 
 
 def replace(path: str, key: Key) -> None:
     """Replace the key file at ``path`` by one for ``key``. Raises OSError, leaving the old file in place."""
-    with _temporary(path, encode(key), _mode_for(key)) as temporary:
+    with _write_temporary(path, encode(key), _choose_mode(key)) as temporary:
         os.rename(temporary, path)
 
 
-def _mode_for(key: Key) -> int:
+def _choose_mode(key: Key) -> int:
     return 0o600 if key.can_seal else 0o644
 
 
 def write_new(path: str, content: bytes, mode: int) -> bool:
     """Publish ``content`` at ``path`` unless another process was first; return whether this one was. Raises OSError."""
-    with _temporary(path, content, mode) as temporary:
+    with _write_temporary(path, content, mode) as temporary:
         return _publish_new(temporary, path)
 
 
 @contextlib.contextmanager
-def _temporary(path: str, content: bytes, mode: int) -> Iterator[str]:
+def _write_temporary(path: str, content: bytes, mode: int) -> Iterator[str]:
     """Write ``content`` to a synced file beside ``path``, and yield its path; removed afterwards unless renamed."""
     temporary = os.path.join(os.path.dirname(path), f".{secrets.token_hex(8)}.tmp")
     descriptor = os.open(temporary, _CREATE, mode)

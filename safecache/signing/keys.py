@@ -20,10 +20,10 @@ __all__ = [
     "SIZE",
     "Algorithm",
     "Key",
+    "derive_public",
+    "find_problem",
     "generate",
-    "installed",
-    "problem",
-    "public_of",
+    "is_installed",
     "read_pem",
     "sign",
     "verify",
@@ -76,15 +76,15 @@ class Key(NamedTuple):
     @classmethod
     def derive(cls, material: bytes) -> Key:
         """Return the MAC key derived from the content of a file with a raw secret."""
-        return cls.mac(hashlib.sha256(b"safecache key 1\0" + material).digest())
+        return cls.make_mac(hashlib.sha256(b"safecache key 1\0" + material).digest())
 
     @classmethod
-    def mac(cls, secret: bytes) -> Key:
+    def make_mac(cls, secret: bytes) -> Key:
         """Return the MAC key with this secret."""
         return cls(hashlib.sha256(b"safecache key id 1\0" + secret).digest()[:ID_SIZE], secret)
 
     @classmethod
-    def ed25519(cls, public: bytes, private: bytes = b"") -> Key:
+    def make_ed25519(cls, public: bytes, private: bytes = b"") -> Key:
         """Return the Ed25519 key with these parts."""
         key_id = hashlib.sha256(b"safecache ed25519 key id 1\0" + public).digest()[:ID_SIZE]
         return cls(key_id, private, Algorithm.ED25519, public)
@@ -94,13 +94,13 @@ class Key(NamedTuple):
         """Tell whether this process holds the part that seals."""
         return bool(self.secret)
 
-    def public_part(self) -> Key:
+    def extract_public(self) -> Key:
         """Return the same key, only able to verify. Raises KeyringError for a MAC key, which has no public part."""
         if self.algorithm is not Algorithm.ED25519:
             raise KeyringError(f"key {self.id.hex()} is a MAC key: it has no public part")
         return self._replace(secret=b"")
 
-    def objection(self, now: float) -> Reason | None:
+    def find_objection(self, now: float) -> Reason | None:
         """Return why entries sealed by this key are refused at ``now`` (seconds since the epoch); None if not."""
         if self.revoked is not None:
             return Reason.REVOKED_KEY
@@ -108,11 +108,11 @@ class Key(NamedTuple):
             return Reason.EXPIRED_KEY
         return None
 
-    def allows(self, namespace: str) -> bool:
+    def can_supply(self, namespace: str) -> bool:
         """Tell whether this key may supply entries of ``namespace``."""
         return any(fnmatch.fnmatchcase(namespace, pattern) for pattern in self.namespaces)
 
-    def tag(self, message: bytes) -> bytes:
+    def make_tag(self, message: bytes) -> bytes:
         """Return the tag of ``message``. Raises KeyringError for a key that cannot seal."""
         if not self.secret:
             raise KeyringError(f"key {self.id.hex()} holds no secret to seal with")
@@ -120,12 +120,12 @@ class Key(NamedTuple):
             return sign(self.secret, message)
         return hmac.digest(self.secret, message, "sha256")
 
-    def verifies(self, tag: bytes, message: bytes) -> bool:
+    def is_tag_valid(self, tag: bytes, message: bytes) -> bool:
         """Tell whether ``tag`` was made for ``message`` with this key."""
         if self.algorithm is Algorithm.ED25519:
             return verify(self.public, tag, message)
         # With an empty secret, everybody could compute the MAC.
-        return bool(self.secret) and hmac.compare_digest(tag, self.tag(message))
+        return bool(self.secret) and hmac.compare_digest(tag, self.make_tag(message))
 
     def __repr__(self) -> str:
         return f"Key({self.id.hex()})"
@@ -135,16 +135,16 @@ SIZE = 32  # bytes, of a public or a private key
 _REMEDY = "pip install 'safecache[sign]'"
 
 
-def installed() -> bool:
+def is_installed() -> bool:
     """Tell whether the cryptography library is installed, without importing it."""
     return importlib.util.find_spec("cryptography") is not None
 
 
-def problem() -> str | None:
+def find_problem() -> str | None:
     """Return why Ed25519 cannot be used here, with the remedy; None if it can. Imports the cryptography library."""
     try:
         # A build of the library may come without Ed25519, as in FIPS mode.
-        public_of(bytes(SIZE))
+        derive_public(bytes(SIZE))
     except Exception as error:
         return f"Ed25519 needs the cryptography library: {_REMEDY} ({type(error).__name__}: {error})"
     return None
@@ -157,7 +157,7 @@ def generate() -> bytes:
     return Ed25519PrivateKey.generate().private_bytes_raw()
 
 
-def public_of(private: bytes) -> bytes:
+def derive_public(private: bytes) -> bytes:
     """Return the public part of a private key. Raises ValueError if ``private`` is not a private key."""
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -188,7 +188,7 @@ def read_pem(content: bytes) -> tuple[bytes, bytes]:
 
     Raises KeyringError for any other kind of key, for an encrypted one, and if the library is missing.
     """
-    missing = problem()
+    missing = find_problem()
     if missing is not None:
         raise KeyringError(f"cannot be used: {missing}")
     from cryptography.hazmat.primitives import serialization

@@ -18,14 +18,14 @@ from safecache._version import __version__
 from safecache.reporting.kinds import Kind, Reason
 
 __all__ = [
-    "build_of",
     "describe",
+    "digest_build",
     "digest_code",
-    "installed",
-    "instructions",
-    "json_form",
-    "mismatch",
-    "statement",
+    "find_mismatch",
+    "find_version",
+    "list_instructions",
+    "make_json_form",
+    "make_statement",
     "torch_release",
     "torch_version",
 ]
@@ -36,7 +36,7 @@ _USER_INSTRUCTIONS = re.compile(
 
 
 @functools.lru_cache(maxsize=1)
-def instructions() -> str:
+def list_instructions() -> str:
     """Return the machine's name and this CPU's instruction sets that compilers use, sorted, as in /proc/cpuinfo."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
@@ -52,36 +52,36 @@ def instructions() -> str:
 _DIGITS = 12
 
 
-def statement(kind: Kind) -> dict[str, str]:
+def make_statement(kind: Kind) -> dict[str, str]:
     """Return the provenance to seal into an entry of this kind now; ``cpu`` is stated only for kinds bound to it."""
     here = describe()
-    return {**here, "cpu": instructions()} if "cpu" in kind.proof.bound_to else here
+    return {**here, "cpu": list_instructions()} if "cpu" in kind.proof.bound_to else here
 
 
-def build_of(kind: Kind) -> str:
+def digest_build(kind: Kind) -> str:
     """Return a digest (12 hex digits) of the provenance that must match for this kind.
 
     The GPU is left out, since it may not be known yet.
     """
-    here = statement(kind)
+    here = make_statement(kind)
     text = "\n".join(here[name] for name in kind.proof.bound_to if name != "gpu")
     return hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]
 
 
-def mismatch(kind: Kind, stated: Mapping[str, str]) -> tuple[Reason, str] | None:
+def find_mismatch(kind: Kind, stated: Mapping[str, str]) -> tuple[Reason, str] | None:
     """Return why an entry with the provenance ``stated`` may not run here, and a clause for messages; None if it may.
 
     A value unknown on either side is no objection, such as the GPU's architecture before CUDA is initialised.
     """
-    here = statement(kind)
+    here = make_statement(kind)
     for name in kind.proof.bound_to:
-        objection = _objection(kind, name, stated.get(name, ""), here[name])
+        objection = _find_objection(kind, name, stated.get(name, ""), here[name])
         if objection is not None:
             return objection
     return None
 
 
-def _objection(kind: Kind, name: str, there: str, here: str) -> tuple[Reason, str] | None:
+def _find_objection(kind: Kind, name: str, there: str, here: str) -> tuple[Reason, str] | None:
     if not there or not here or there == here:
         return None
     if name == "cpu":  # -march=native
@@ -98,15 +98,15 @@ def _objection(kind: Kind, name: str, there: str, here: str) -> tuple[Reason, st
 
 def describe() -> dict[str, str]:
     """Return the provenance to seal into an entry now. ``gpu`` is empty until this process has initialised CUDA."""
-    return {**_versions(), "gpu": _gpu_architectures()}
+    return {**_list_versions(), "gpu": _find_architectures()}
 
 
 def torch_version() -> str:
     """Return the version of the imported or else the installed torch, with its local part; empty if there is none."""
-    return str(getattr(sys.modules.get("torch"), "__version__", "")) or _version_in_file() or installed("torch")
+    return str(getattr(sys.modules.get("torch"), "__version__", "")) or _read_version() or find_version("torch")
 
 
-def _version_in_file() -> str:
+def _read_version() -> str:
     """Return the version that torch will report once imported; the metadata of its wheels lacks the local part."""
     spec = PathFinder.find_spec("torch")
     if spec is None or spec.origin is None:
@@ -126,18 +126,18 @@ def torch_release() -> tuple[int, int]:
 
 
 @functools.lru_cache(maxsize=1)
-def _versions() -> dict[str, str]:
+def _list_versions() -> dict[str, str]:
     return {
         "safecache": __version__,
         "python": platform.python_version(),
         "machine": platform.machine(),
         "torch": torch_version(),
-        "triton": installed("triton"),
+        "triton": find_version("triton"),
     }
 
 
 @functools.cache
-def installed(name: str) -> str:
+def find_version(name: str) -> str:
     """Return the installed version of the distribution ``name``; "" if there is none."""
     try:
         return metadata.version(name)
@@ -145,15 +145,15 @@ def installed(name: str) -> str:
         return ""
 
 
-def _gpu_architectures() -> str:
+def _find_architectures() -> str:
     # Asking must not initialise CUDA: Inductor forks workers, and a fork with a CUDA context is unusable.
     torch = sys.modules.get("torch")
     cuda = getattr(torch, "cuda", None)
-    return _devices() if cuda is not None and cuda.is_initialized() else ""
+    return _list_devices() if cuda is not None and cuda.is_initialized() else ""
 
 
 @functools.lru_cache(maxsize=1)
-def _devices() -> str:
+def _list_devices() -> str:
     """Return the architectures of CUDA's devices. Cached: the devices that CUDA was initialised with stay the same."""
     torch = sys.modules["torch"]
     cuda = torch.cuda
@@ -173,16 +173,16 @@ _FIELDS = (
 
 def digest_code(code: Any, *, of: str = "", line: bool = False) -> str:
     """Return the SHA-256, in hex, of a code object and the text ``of``; with ``line``, of its first line number too."""
-    stated = [of, json_form(code), code.co_firstlineno if line else None]
+    stated = [of, make_json_form(code), code.co_firstlineno if line else None]
     return hashlib.sha256(json.dumps(stated).encode()).hexdigest()
 
 
-def json_form(value: Any) -> Any:
+def make_json_form(value: Any) -> Any:
     """Return a JSON form of a constant or code object, equal in all processes, and different for 1, 1.0 and True."""
     if hasattr(value, "co_code"):
-        return [[name, json_form(getattr(value, name, None))] for name in _FIELDS]
+        return [[name, make_json_form(getattr(value, name, None))] for name in _FIELDS]
     if isinstance(value, tuple):
-        return ["tuple", *map(json_form, value)]
+        return ["tuple", *map(make_json_form, value)]
     if isinstance(value, frozenset):
-        return ["frozenset", *sorted(map(json_form, value), key=json.dumps)]
+        return ["frozenset", *sorted(map(make_json_form, value), key=json.dumps)]
     return [type(value).__name__, repr(value)]

@@ -32,15 +32,15 @@ __all__ = [
     "Footer",
     "Verdict",
     "attach",
-    "claims",
+    "compare_unverified",
     "inspect",
     "inspect_size",
-    "payload_of",
-    "split",
+    "make_trailer",
+    "split_unverified",
     "stated_key",
     "stated_namespace",
     "stated_provenance",
-    "trailer",
+    "strip_unverified",
     "verify",
 ]
 
@@ -80,10 +80,10 @@ def attach(
 ) -> bytes:
     """Return ``payload`` with its seal. Raises KeyringError for a key that cannot seal."""
     digest = hashlib.sha256(payload).digest()
-    return payload + trailer(digest, len(payload), kind, cache_key, key, provenance, namespace)
+    return payload + make_trailer(digest, len(payload), kind, cache_key, key, provenance, namespace)
 
 
-def trailer(
+def make_trailer(
     digest: bytes,
     size: int,
     kind: Kind,
@@ -96,25 +96,25 @@ def trailer(
     statement = {"kind": kind.value, "key": cache_key, "namespace": namespace, "provenance": dict(provenance)}
     body = json.dumps(statement, sort_keys=True, separators=(",", ":")).encode()
     footer = _FOOTER.pack(digest, key.id, size, len(body), key.algorithm.number, FORMAT, _MAGIC)
-    return b"".join((body, key.tag(_DOMAIN + footer + body), footer))
+    return b"".join((body, key.make_tag(_DOMAIN + footer + body), footer))
 
 
-def split(content: bytes) -> Footer | None:
+def split_unverified(content: bytes) -> Footer | None:
     """Return the footer of ``content``; None if it carries no seal. The seal is not verified."""
     if len(content) < _FOOTER.size or not content.endswith(_MAGIC):
         return None
     return Footer._make(_FOOTER.unpack_from(content, len(content) - _FOOTER.size))
 
 
-def payload_of(content: bytes) -> bytes:
+def strip_unverified(content: bytes) -> bytes:
     """Return ``content`` without its seal, if it carries one whose sizes fit. The seal is not verified."""
-    footer = split(content)
-    return content if footer is None or not _fits(footer, len(content)) else content[: footer.payload_size]
+    footer = split_unverified(content)
+    return content if footer is None or not _has_valid_sizes(footer, len(content)) else content[: footer.payload_size]
 
 
 def stated_key(content: bytes) -> str | None:
     """Return the cache key that the seal of ``content`` states, unverified; None if no seal can be read."""
-    stated = _stated(content, len(content)).get("key")
+    stated = _read_unverified(content, len(content)).get("key")
     return stated if isinstance(stated, str) else None
 
 
@@ -123,19 +123,19 @@ def stated_namespace(end: bytes, size: int) -> str | None:
 
     ``end``: the last bytes of content of ``size`` bytes.
     """
-    stated = _stated(end, size).get("namespace")
+    stated = _read_unverified(end, size).get("namespace")
     return stated if isinstance(stated, str) else None
 
 
 def stated_provenance(content: bytes) -> Mapping[str, str]:
     """Return the provenance that the seal of ``content`` states, unverified; empty if no seal can be read."""
-    stated = _stated(content, len(content)).get("provenance")
+    stated = _read_unverified(content, len(content)).get("provenance")
     return stated if isinstance(stated, dict) else {}
 
 
-def _stated(end: bytes, size: int) -> Mapping[str, object]:
-    footer = split(end)
-    parts = None if footer is None else _body_and_tag(footer, end, size)
+def _read_unverified(end: bytes, size: int) -> Mapping[str, object]:
+    footer = split_unverified(end)
+    parts = None if footer is None else _split_body(footer, end, size)
     try:
         stated = json.loads(parts[0]) if parts is not None else None
     except (ValueError, RecursionError):
@@ -143,14 +143,14 @@ def _stated(end: bytes, size: int) -> Mapping[str, object]:
     return stated if isinstance(stated, dict) else {}
 
 
-def _fits(footer: Footer, size: int) -> bool:
+def _has_valid_sizes(footer: Footer, size: int) -> bool:
     algorithm = ALGORITHMS.get(footer.algorithm)
     if algorithm is None:
         return False
     return footer.payload_size + footer.body_size + algorithm.tag_size + _FOOTER.size == size
 
 
-def _body_and_tag(footer: Footer, end: bytes, size: int) -> tuple[bytes, bytes] | None:
+def _split_body(footer: Footer, end: bytes, size: int) -> tuple[bytes, bytes] | None:
     """Return the body and the tag; None if ``end``, of content of ``size`` bytes, is shorter than the seal."""
     start = footer.payload_size - (size - len(end))
     body_end = start + footer.body_size
@@ -170,17 +170,17 @@ def verify(
     be neither revoked nor expired now. The time of sealing does not count, since the holder of the key can state any
     time. Never raises for any content.
     """
-    opened = _open(content, len(content), find_key)
+    opened = _open_seal(content, len(content), find_key)
     if isinstance(opened, Verdict):
         return opened
     footer, body, key = opened
     # INVARIANT: a seal is of one content.
     if hashlib.sha256(memoryview(content)[: footer.payload_size]).digest() != footer.digest:
         return Verdict(Reason.DAMAGED, footer.key_id)
-    return _allowed(_compare(body, kind, cache_key, namespace, key.id), namespace, key)
+    return _check_allowed(_compare_body(body, kind, cache_key, namespace, key.id), namespace, key)
 
 
-def claims(
+def compare_unverified(
     end: bytes,
     size: int,
     digest_of: Callable[[int], bytes],
@@ -193,15 +193,15 @@ def claims(
     Enough to refuse content, never to use it. ``end``: the last bytes of content of ``size`` bytes. ``digest_of(n)``:
     the SHA-256 of the first n bytes of the content.
     """
-    footer = split(end)
+    footer = split_unverified(end)
     if footer is None:
         return Verdict(Reason.UNSEALED)
-    if not _fits(footer, size) or digest_of(footer.payload_size) != footer.digest:
+    if not _has_valid_sizes(footer, size) or digest_of(footer.payload_size) != footer.digest:
         return Verdict(Reason.DAMAGED, footer.key_id)
-    parts = _body_and_tag(footer, end, size)
+    parts = _split_body(footer, end, size)
     if parts is None:
         return Verdict(Reason.UNKNOWN_FORMAT, footer.key_id)
-    return _compare(parts[0], kind, cache_key, namespace, footer.key_id)
+    return _compare_body(parts[0], kind, cache_key, namespace, footer.key_id)
 
 
 def inspect(
@@ -217,54 +217,54 @@ def inspect(
     ``end``: the last bytes of content of ``size`` bytes. The payload is not compared with its digest, so this verdict
     alone is not enough to use anything.
     """
-    opened = _open(end, size, find_key)
+    opened = _open_seal(end, size, find_key)
     if isinstance(opened, Verdict):
         return opened
     _, body, key = opened
-    return _allowed(_compare(body, kind, cache_key, namespace, key.id), namespace, key)
+    return _check_allowed(_compare_body(body, kind, cache_key, namespace, key.id), namespace, key)
 
 
 def inspect_size(end: bytes, size: int, find_key: Callable[[bytes], Key | None]) -> Verdict:
     """Verify that a known key sealed content of ``size`` bytes with this ``end``, as any kind: if not, read no more."""
-    opened = _open(end, size, find_key)
+    opened = _open_seal(end, size, find_key)
     return opened if isinstance(opened, Verdict) else Verdict(None, opened[2].id)
 
 
-def _open(end: bytes, size: int, find_key: Callable[[bytes], Key | None]) -> Verdict | tuple[Footer, bytes, Key]:
+def _open_seal(end: bytes, size: int, find_key: Callable[[bytes], Key | None]) -> Verdict | tuple[Footer, bytes, Key]:
     """Return the footer, the body and the key of a seal with a valid tag, or else the verdict against it."""
-    footer = split(end)
+    footer = split_unverified(end)
     if footer is None:
         return Verdict(Reason.UNSEALED)
     if footer.format != FORMAT or footer.algorithm not in ALGORITHMS:
         return Verdict(Reason.UNKNOWN_FORMAT)
-    if not _fits(footer, size):
+    if not _has_valid_sizes(footer, size):
         return Verdict(Reason.DAMAGED, footer.key_id)
     key = find_key(footer.key_id)
     if key is None:
         return Verdict(Reason.UNKNOWN_KEY, footer.key_id)
-    objection = key.objection(time.time())
+    objection = key.find_objection(time.time())
     if objection is not None:
         return Verdict(objection, footer.key_id)
-    parts = _body_and_tag(footer, end, size)
+    parts = _split_body(footer, end, size)
     if parts is None:
         return Verdict(Reason.UNKNOWN_FORMAT, footer.key_id)
     body, tag = parts
     message = _DOMAIN + end[-_FOOTER.size :] + body
     # INVARIANT: nothing that a seal states is parsed before its tag is verified, by the key that it names.
-    if footer.algorithm != key.algorithm.number or not key.verifies(tag, message):
+    if footer.algorithm != key.algorithm.number or not key.is_tag_valid(tag, message):
         return Verdict(Reason.BAD_SEAL, footer.key_id)
     return footer, body, key
 
 
-def _allowed(verdict: Verdict, namespace: str, key: Key) -> Verdict:
+def _check_allowed(verdict: Verdict, namespace: str, key: Key) -> Verdict:
     """Return the verdict, or KEY_NOT_ALLOWED if the key may not seal for ``namespace``."""
     # INVARIANT: a key seals for the namespaces that it is trusted for.
-    if verdict.reason is None and not key.allows(namespace):
+    if verdict.reason is None and not key.can_supply(namespace):
         return verdict._replace(reason=Reason.KEY_NOT_ALLOWED)
     return verdict
 
 
-def _compare(body: bytes, kind: Kind, cache_key: str, namespace: str, key_id: bytes) -> Verdict:
+def _compare_body(body: bytes, kind: Kind, cache_key: str, namespace: str, key_id: bytes) -> Verdict:
     """Return the verdict on whether the statement matches this kind, cache key and namespace."""
     try:
         statement = json.loads(body)

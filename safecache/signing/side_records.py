@@ -11,8 +11,8 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from safecache.files import filesystem
-from safecache.files.folders import Folder
+from safecache.fs import filesystem
+from safecache.fs.folders import Folder
 from safecache.reporting.kinds import Kind
 from safecache.reporting.report import Refusal
 from safecache.settings import config
@@ -30,7 +30,7 @@ def seal_record(subject: str, content: Mapping[str, Any]) -> bytes | None:
     if key is None:
         return None
     payload = json.dumps(content, sort_keys=True).encode()
-    stated = provenance.statement(Kind.SIDE_RECORD)
+    stated = provenance.make_statement(Kind.SIDE_RECORD)
     return seal.attach(payload, Kind.SIDE_RECORD, subject, key, stated, config.current().namespace)
 
 
@@ -45,7 +45,7 @@ def open_record(unverified: bytes, subject: str, *, own: bool) -> dict[str, Any]
     if isinstance(trust.examine(unverified, Kind.SIDE_RECORD, subject, None), Refusal):
         return None
     try:
-        content = json.loads(seal.payload_of(unverified))
+        content = json.loads(seal.strip_unverified(unverified))
     except (ValueError, RecursionError):
         return None
     return content if isinstance(content, dict) else None
@@ -66,5 +66,5 @@ def read_own(folder: Folder, name: str, subject: str) -> dict[str, Any] | None:
 
 def is_own(unverified: bytes) -> bool:
     """Tell whether the bytes name this user's own key as the one that has sealed them. The seal is not verified."""
-    footer, key = seal.split(unverified), keyring.current(tell=False).signing
+    footer, key = seal.split_unverified(unverified), keyring.current(tell=False).signing
     return footer is not None and key is not None and footer.key_id == key.id

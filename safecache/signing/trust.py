@@ -6,7 +6,7 @@ import hashlib
 import os
 from collections.abc import Callable, Mapping
 
-from safecache.files import ownership
+from safecache.fs import ownership
 from safecache.places import layout
 from safecache.reporting import events, report
 from safecache.reporting.kinds import UNREAD, Count, Kind, Reason
@@ -16,15 +16,15 @@ from safecache.signing import keyring, provenance, seal
 
 __all__ = [
     "UNATTESTED",
-    "contradiction",
-    "contradiction_by_end",
-    "evidence",
     "examine",
-    "foreign",
+    "explain_verdict",
+    "find_contradiction",
+    "find_end_contradiction",
+    "find_mismatch",
     "is_observed",
     "is_private",
     "judge",
-    "unattested",
+    "make_unattested_refusal",
 ]
 
 # Why an entry is refused that no known key has sealed, as opposed to one that is broken.
@@ -62,19 +62,19 @@ def examine(content: bytes, kind: Kind, cache_key: str, path: str | None) -> Cou
     verdict = seal.verify(content, kind, cache_key, keys.find, config.current().namespace)
     # INVARIANT: bytes are unpickled that a trusted key has sealed, or that nobody but this user could have written.
     if verdict.reason is None:
-        return foreign(verdict, kind) or Count.VERIFIED
+        return find_mismatch(verdict, kind) or Count.VERIFIED
     if verdict.reason not in UNATTESTED:
-        return Refusal(verdict.reason, evidence(verdict), _REMEDIES.get(verdict.reason, ""))
+        return Refusal(verdict.reason, explain_verdict(verdict), _REMEDIES.get(verdict.reason, ""))
     # Torch names every entry after the hash of its content, so truncation or alteration shows even without a seal.
-    if path is not None and os.path.basename(path) != layout.entry_name(content):
+    if path is not None and os.path.basename(path) != layout.name_entry(content):
         return Refusal(Reason.DAMAGED, "its name is not the hash of its content")
     if path is not None and config.current().trust == "private":
-        objection = ownership.why_not_private(path)
+        objection = ownership.find_exposure(path)
         if objection is None:
-            return contradiction(content, kind, cache_key) or Count.ACCEPTED_PRIVATE
-        remedy = f"Help: chmod -R go-w {layout.cache_root(path)}; the next save seals the entry"
+            return find_contradiction(content, kind, cache_key) or Count.ACCEPTED_PRIVATE
+        remedy = f"Help: chmod -R go-w {layout.find_cache_root(path)}; the next save seals the entry"
         return Refusal(Reason.NOT_PRIVATE, f"others could have written it: {objection}", remedy)
-    return unattested(verdict, keys, _adopt_remedy(path))
+    return make_unattested_refusal(verdict, keys, _make_remedy(path))
 
 
 def is_observed(refusal: Refusal, kind: Kind, where: str) -> bool:
@@ -84,7 +84,7 @@ def is_observed(refusal: Refusal, kind: Kind, where: str) -> bool:
     found.
     """
     # INVARIANT: what does not verify is used only where SAFECACHE=observe says so.
-    if not config.current().observes or refusal.reason in UNREAD:
+    if not config.current().is_observing or refusal.reason in UNREAD:
         return False
     # INVARIANT: what this process saves from now on may contain it, and gets no seal.
     keyring.stop_sealing()
@@ -94,29 +94,29 @@ def is_observed(refusal: Refusal, kind: Kind, where: str) -> bool:
 
 def is_private(path: str) -> bool:
     """Tell whether ``SAFECACHE_TRUST=private`` accepts the file, since nobody else could have written it."""
-    return config.current().trust == "private" and ownership.why_not_private(path) is None
+    return config.current().trust == "private" and ownership.find_exposure(path) is None
 
 
-def contradiction(content: bytes, kind: Kind, cache_key: str) -> Refusal | None:
+def find_contradiction(content: bytes, kind: Kind, cache_key: str) -> Refusal | None:
     """Return why a seal in ``content``, by any key, contradicts it; None if not. This counts in a private cache too."""
-    return contradiction_by_end(
+    return find_end_contradiction(
         content, len(content), lambda size: hashlib.sha256(content[:size]).digest(), kind, cache_key
     )
 
 
-def contradiction_by_end(
+def find_end_contradiction(
     end: bytes, size: int, digest_of: Callable[[int], bytes], kind: Kind, cache_key: str
 ) -> Refusal | None:
-    """Return why the seal at the ``end`` of content of ``size`` bytes contradicts it, or None. See seal.claims()."""
-    verdict = seal.claims(end, size, digest_of, kind, cache_key, config.current().namespace)
+    """Return why the seal at the ``end`` of content of ``size`` bytes contradicts it, as seal says, or None."""
+    verdict = seal.compare_unverified(end, size, digest_of, kind, cache_key, config.current().namespace)
     if verdict.reason is Reason.UNSEALED:
         return None
-    return foreign(verdict, kind) if verdict.reason is None else Refusal(verdict.reason, evidence(verdict))
+    return find_mismatch(verdict, kind) if verdict.reason is None else Refusal(verdict.reason, explain_verdict(verdict))
 
 
-def foreign(verdict: seal.Verdict, kind: Kind) -> Refusal | None:
+def find_mismatch(verdict: seal.Verdict, kind: Kind) -> Refusal | None:
     """Return why an entry with a valid seal may not run here, by the provenance in ``verdict``; None if it may."""
-    found = provenance.mismatch(kind, verdict.provenance or {})
+    found = provenance.find_mismatch(kind, verdict.provenance or {})
     return None if found is None else Refusal(*found)
 
 
@@ -142,7 +142,7 @@ _TRUST_REMEDY = "Help: mount that key and set SAFECACHE_KEY_FILE, or run `safeca
 _ABOUT_KEYS = (Reason.REVOKED_KEY, Reason.EXPIRED_KEY, Reason.KEY_NOT_ALLOWED)
 
 
-def evidence(verdict: seal.Verdict) -> str:
+def explain_verdict(verdict: seal.Verdict) -> str:
     """Return the reason of a verdict as a clause for messages, with the key's id if it is about a key.
 
     The reason must not be one of UNATTESTED: see unattested().
@@ -151,12 +151,12 @@ def evidence(verdict: seal.Verdict) -> str:
     return f"{text}: {verdict.key_id.hex()}" if verdict.key_id and verdict.reason in _ABOUT_KEYS else text
 
 
-def unattested(verdict: seal.Verdict, keys: keyring.Keyring, remedy: str) -> Refusal:
+def make_unattested_refusal(verdict: seal.Verdict, keys: keyring.Keyring, remedy: str) -> Refusal:
     """Return the refusal for a verdict whose reason is one of UNATTESTED."""
     if verdict.key_id is None:
         evidence = "no seal: it was written without safecache, or truncated"
         return Refusal(Reason.UNSEALED, evidence, f"Help: {remedy}" if remedy else "")
-    why_not = keys.why_not(verdict.key_id)
+    why_not = keys.explain_refusal(verdict.key_id)
     if why_not:
         return Refusal(Reason.UNKNOWN_KEY, f"it is sealed by key {verdict.key_id.hex()}, which is not used: {why_not}")
     if keys.signing is None:
@@ -172,7 +172,7 @@ def unattested(verdict: seal.Verdict, keys: keyring.Keyring, remedy: str) -> Ref
     )
 
 
-def _adopt_remedy(path: str | None) -> str:
+def _make_remedy(path: str | None) -> str:
     if path is None:
         return ""
-    return f"if only you could write there, run safecache adopt {layout.cache_root(path)}"
+    return f"if only you could write there, run safecache adopt {layout.find_cache_root(path)}"

@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Iterable, Mapping
 
-from safecache.files import filesystem
+from safecache.fs import filesystem
 from safecache.session import Part, inherit
 
 __all__ = [
@@ -66,10 +66,10 @@ def import_known(digests: Mapping[str, frozenset[bytes]]) -> None:
 def add_verified(path: str, status: os.stat_result, digest: bytes) -> None:
     """Attest content with this SHA-256 ``digest`` at ``path``, and remember that the file had it at this ``status``."""
     attest_in_process(path, digest=digest)
-    _state.now.verified[path] = filesystem.identity(status), digest, time.monotonic()
+    _state.now.verified[path] = filesystem.get_identity(status), digest, time.monotonic()
 
 
 def verified_digest(path: str, status: os.stat_result) -> bytes | None:
     """Return the SHA-256 of a file that was verified at this ``status`` in the last 10 s; None if it must be read."""
     identity, digest, moment = _state.now.verified.get(path, ([], b"", 0.0))
-    return digest if identity == filesystem.identity(status) and time.monotonic() - moment < _FRESH else None
+    return digest if identity == filesystem.get_identity(status) and time.monotonic() - moment < _FRESH else None

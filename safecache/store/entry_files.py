@@ -8,8 +8,8 @@ import os
 import stat
 from collections.abc import Callable, Iterable, Iterator
 
-from safecache.files import filesystem, folders, opening, stamps, temporaries
-from safecache.files.folders import Folder
+from safecache.fs import filesystem, folders, opening, stamps, temporaries
+from safecache.fs.folders import Folder
 from safecache.places import layout
 from safecache.ports import Published, tell
 from safecache.reporting import events
@@ -24,8 +24,8 @@ __all__ = [
     "max_entry_size",
     "publish",
     "quarantine",
-    "read",
-    "read_entry",
+    "read_unverified",
+    "read_unverified_entry",
     "replace",
     "write",
     "write_stream",
@@ -62,7 +62,7 @@ def digest(path: str, most: int) -> bytes:
     return opening.digest_regular(path, opening.check_up_to(most), flags=os.O_NOFOLLOW, limit=most)
 
 
-def read_entry(path: str, most: int = UNSEALED_BYTES, *, listed: bool = False) -> bytes:
+def read_unverified_entry(path: str, most: int = UNSEALED_BYTES, *, listed: bool = False) -> bytes:
     """Read the entry at ``path``, up to ``most`` bytes or the size that a trusted key has sealed; mark it as used.
 
     No link is followed, and no FIFO waited for. Raises UnusableEntry for what check_regular() refuses, and for a larger
@@ -75,10 +75,10 @@ def read_entry(path: str, most: int = UNSEALED_BYTES, *, listed: bool = False) -
     status = filesystem.retry(lambda: filesystem.lstat(path), passing)
     opening.check_regular(status)
     stamps.mark_used(path, status)
-    return read(path, most, passing=passing)
+    return read_unverified(path, most, passing=passing)
 
 
-def read(
+def read_unverified(
     path: str,
     most: int,
     *,
@@ -91,21 +91,21 @@ def read(
     after.
     """
     try:
-        return _read(path, most, check, passing)
+        return _read_up_to(path, most, check, passing)
     except opening.UnusableEntry as unusable:
         if unusable.reason is not Reason.TOO_LARGE:
             raise
-        sealed = _sealed_size(path, unusable.status, passing)
-    return _read(path, sealed, check, passing)
+        sealed = _find_sealed_size(path, unusable.status, passing)
+    return _read_up_to(path, sealed, check, passing)
 
 
-def _read(path: str, most: int, check: Callable[[os.stat_result], None], passing: frozenset[int]) -> bytes:
+def _read_up_to(path: str, most: int, check: Callable[[os.stat_result], None], passing: frozenset[int]) -> bytes:
     return opening.read_regular(
         path, opening.check_up_to(most, check), flags=os.O_NOFOLLOW, limit=most, passing=passing
     )
 
 
-def _sealed_size(path: str, status: os.stat_result, passing: frozenset[int]) -> int:
+def _find_sealed_size(path: str, status: os.stat_result, passing: frozenset[int]) -> int:
     """Return the file's size in bytes, as sealed by a trusted key. Raises UnusableEntry if none has, and OSError."""
     end, size = opening.read_end(path, opening.check_regular, _LONGEST_SEAL, flags=os.O_NOFOLLOW, passing=passing)
     verdict = seal.inspect_size(end, size, keyring.current().find)
@@ -124,7 +124,7 @@ def publish(path: str, content: bytes, root: str, mode: int = 0o666) -> None:
     quarantined obstacle is reported, or raises EntryRefusedError in strict mode. One in the way of an entry is not: its
     lookup has met it before. The next call finds it gone.
     """
-    _persistently(lambda: _publish(path, content, root, mode))
+    _retry_put(lambda: _publish(path, content, root, mode))
     tell(Published(root))
 
 
@@ -135,7 +135,7 @@ def write(path: str, content: bytes, *, make_directories: bool) -> None:
     ``make_directories``. Raises OSError, also for a missing directory without it.
     """
     directory, name = os.path.split(os.path.join(".", path))  # a name alone has no directory
-    root, within = config.within_cache(directory)
+    root, within = config.split_cache_path(directory)
 
     def put() -> None:
         if within and make_directories:
@@ -147,12 +147,12 @@ def write(path: str, content: bytes, *, make_directories: bool) -> None:
             _replace(folder, name, (content,), 0o666, durably=durably)
             temporaries.reap_once(folder, directory)
         if durably:
-            _sync(set(map(os.path.dirname, made)))
+            _sync_directories(set(map(os.path.dirname, made)))
 
-    _persistently(put)
+    _retry_put(put)
 
 
-def _persistently(put: Callable[[], None]) -> None:
+def _retry_put(put: Callable[[], None]) -> None:
     filesystem.retry(lambda: filesystem.retry(put, _CLEARED, _AT_ONCE), filesystem.PASSING)
 
 
@@ -160,45 +160,45 @@ def _publish(path: str, content: bytes, root: str, mode: int) -> None:
     directory, name = os.path.split(path)
     made: list[str] = []
     with contextlib.ExitStack() as stack:
-        folder = _entered(stack, directory, root, made)
+        folder = _enter_directory(stack, directory, root, made)
         durably = temporaries.should_fsync(folder)
         try:
             _replace(folder, name, (content,), mode, durably=durably)
         except IsADirectoryError:  # anything else that lies there is replaced
-            _clear_way(path, root, folder.status(name), path)
+            _clear_way(path, root, folder.get_status(name), path)
             _replace(folder, name, (content,), mode, durably=durably)
         temporaries.reap_once(folder, directory)
     if durably:
         # Up to the root in any case: another process may have made them, and not have got as far as this.
-        _sync({*_above(directory, root), *map(os.path.dirname, made)})
+        _sync_directories({*_iter_parents(directory, root), *map(os.path.dirname, made)})
 
 
-def _entered(stack: contextlib.ExitStack, directory: str, root: str, made: list[str]) -> Folder:
+def _enter_directory(stack: contextlib.ExitStack, directory: str, root: str, made: list[str]) -> Folder:
     """Make and open the directory below ``root`` until the ``stack`` ends; add the new ones above it to ``made``."""
     try:
-        return stack.enter_context(folders.at(root, directory, make=True))
+        return stack.enter_context(folders.open_directory(root, directory, make=True))
     except FileNotFoundError:
-        made += _make_directories(config.within_cache(root)[0])
+        made += _make_directories(config.split_cache_path(root)[0])
     except OSError as error:
         if error.errno not in _IN_THE_WAY:
             raise
         _clear_way_above(directory, root)
-    return stack.enter_context(folders.at(root, directory, make=True))
+    return stack.enter_context(folders.open_directory(root, directory, make=True))
 
 
 def _clear_way(path: str, root: str, found: os.stat_result, saved: str) -> None:
     """Move what was ``found`` at ``path`` out of the way of what is ``saved`` at another, and report it."""
     place = quarantine(path, root, Reason.NOT_A_FILE, found)
     if place is not None and layout.locate(saved) is None:
-        what = f"a {opening.type_name(found.st_mode)} was in the place of {path}"
+        what = f"a {opening.name_type(found.st_mode)} was in the place of {path}"
         remedy = f"Moved it to {place}. Help: find out who creates such files in this cache"
         events.report(Reason.NOT_A_FILE, "cleared the way of a save", why=what, cause=what, remedy=remedy)
 
 
 def _clear_way_above(directory: str, root: str) -> None:
     """Clear the first obstacle between the cache and the directory: anything but a directory. Raises OSError."""
-    top = config.within_cache(root)[0]
-    for above in [*list(_above(directory, top))[-2::-1], directory]:
+    top = config.split_cache_path(root)[0]
+    for above in [*list(_iter_parents(directory, top))[-2::-1], directory]:
         try:
             in_the_way = filesystem.lstat(above)
         except FileNotFoundError:
@@ -236,7 +236,7 @@ def _is_directory(path: str) -> bool:
     return False
 
 
-def _above(directory: str, root: str) -> Iterator[str]:
+def _iter_parents(directory: str, root: str) -> Iterator[str]:
     root = root.rstrip(os.sep)
     while directory.startswith(root + os.sep):
         directory = os.path.dirname(directory)
@@ -273,7 +273,7 @@ def _replace(folder: Folder, name: str, parts: Iterable[bytes], mode: int, *, du
         folder.sync()
 
 
-def _sync(directories: Iterable[str]) -> None:
+def _sync_directories(directories: Iterable[str]) -> None:
     for directory in sorted(directories):
         with folders.open_subdirectory(directory) as folder:
             folder.sync()

@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Any
 
 from safecache.errors import EntryRefusedError
-from safecache.files import filesystem, mounts, opening, ownership, private_directory
+from safecache.fs import filesystem, mounts, opening, ownership, private_directory
 from safecache.places.layout import CodeFile
 from safecache.ports import Admitted, tell
 from safecache.reporting import events, report
@@ -24,7 +24,7 @@ from safecache.reporting.report import Refusal
 from safecache.settings import config
 from safecache.signing import keyring, trust
 from safecache.store import attestations, entry_files, manifests
-from safecache.store.quarantine import is_unchanged, obstacle
+from safecache.store.quarantine import find_obstacle, is_unchanged
 from safecache.tiers import directory_faults
 from safecache.tiers.directory_faults import Immovable, Unreadable, Unsettled
 
@@ -33,11 +33,11 @@ __all__ = [
     "attest_file",
     "digest_file",
     "is_attested",
-    "private_path",
+    "judge_content",
+    "judge_file",
+    "make_private_path",
     "quarantine_unattested",
-    "refusal_for_content",
-    "refusal_for_file",
-    "verified_load_path",
+    "verify_load_path",
 ]
 
 # How often to judge a file that is replaced each time.
@@ -63,7 +63,7 @@ def attest_file(
     it, if the record cannot be written. Raises OSError if the file cannot be read.
     """
 
-    def lacks(stated: Mapping[str, Any]) -> Refusal | None:
+    def find_lack(stated: Mapping[str, Any]) -> Refusal | None:
         return None if stated.items() >= also.items() else Refusal(Reason.OUTDATED, "its record states less")
 
     if digest is None:
@@ -75,7 +75,12 @@ def attest_file(
         return True  # without a record, as stock torch's: the next process that observes takes it too
     if ring.signing is None:
         with suppress(Unreadable):
-            if _judge(manifests.records(file), file, digest, is_private=False, objection=lacks) is None:
+            if (
+                _judge_records(
+                    manifests.read_unverified_records(file), file, digest, is_private=False, objection=find_lack
+                )
+                is None
+            ):
                 return True  # by a record that outlives this process
     return manifests.write(file, {"sha256": digest.hex(), **also}, ring.attesting)
 
@@ -83,7 +88,7 @@ def attest_file(
 _Objection = Callable[[Mapping[str, Any]], Refusal | None]
 
 
-def refusal_for_content(
+def judge_content(
     file: CodeFile,
     digest: bytes,
     records: Iterable[bytes | None] | None = None,
@@ -102,8 +107,10 @@ def refusal_for_content(
     if records is None and attestations.is_known(file.path, digest=digest):
         return None
     if records is not None:
-        return _judge(records, file, digest, is_private=is_private, objection=objection)
-    refusal = _judge(manifests.records(file), file, digest, is_private=is_private, objection=objection)
+        return _judge_records(records, file, digest, is_private=is_private, objection=objection)
+    refusal = _judge_records(
+        manifests.read_unverified_records(file), file, digest, is_private=is_private, objection=objection
+    )
     return None if refusal is None or _observe(refusal, file, digest) else refusal
 
 
@@ -115,7 +122,7 @@ def _observe(refusal: Refusal, file: CodeFile, digest: bytes) -> bool:
     return is_observed
 
 
-def _judge(
+def _judge_records(
     records: Iterable[bytes | None],
     file: CodeFile,
     digest: bytes,
@@ -125,7 +132,7 @@ def _judge(
 ) -> Refusal | None:
     found: list[tuple[Refusal, bytes | None]] = []
     for record in records:
-        refusal = _judge_alone(record, file, digest, objection)
+        refusal = _judge_record(record, file, digest, objection)
         if refusal is None:
             return None
         found.append((refusal, record))
@@ -135,31 +142,33 @@ def _judge(
     # INVARIANT: ownership counts where nothing else speaks, and for what lies there alone.
     if not (trust.is_private(file.path) if is_private is None else is_private):
         return found[0][0]
-    return next(filter(None, (_contradiction(record, file, digest, objection) for _, record in found)), None)
+    return next(filter(None, (_find_contradiction(record, file, digest, objection) for _, record in found)), None)
 
 
-def _judge_alone(record: bytes | None, file: CodeFile, digest: bytes, objection: _Objection) -> Refusal | None:
+def _judge_record(record: bytes | None, file: CodeFile, digest: bytes, objection: _Objection) -> Refusal | None:
     verdict, stated = manifests.verify(record, file)
     # INVARIANT: a record counts that a trusted key has sealed for this file.
     if verdict.reason is not None:
-        return Refusal(verdict.reason, _UNATTESTED.get(verdict.reason) or trust.evidence(verdict))
+        return Refusal(verdict.reason, _UNATTESTED.get(verdict.reason) or trust.explain_verdict(verdict))
     # INVARIANT: it counts for the content that it states.
     if digest.hex() != stated["sha256"]:
         return Refusal(Reason.DAMAGED, "its digest is not the one that was sealed")
-    return trust.foreign(verdict, file.kind) or objection(stated)
+    return trust.find_mismatch(verdict, file.kind) or objection(stated)
 
 
-def _contradiction(record: bytes | None, file: CodeFile, digest: bytes, objection: _Objection) -> Refusal | None:
+def _find_contradiction(record: bytes | None, file: CodeFile, digest: bytes, objection: _Objection) -> Refusal | None:
     """Return why a record, whoever sealed it, speaks against the file; None if it does not."""
     name = manifests.record_name(file)
     stated = manifests.read_unverified(record, name, file.kind)
     refusal = objection(stated) if stated else None
     if refusal is None and stated and stated["sha256"] != digest.hex():
         return Refusal(Reason.DAMAGED, "its digest is not the one in its record")
-    return refusal or trust.contradiction(record or b"", file.kind, manifests.named_in(record or b"", name, file.kind))
+    return refusal or trust.find_contradiction(
+        record or b"", file.kind, manifests.find_sealed_name(record or b"", name, file.kind)
+    )
 
 
-def refusal_for_file(file: CodeFile, *, is_lower: bool = False) -> Refusal | None:
+def judge_file(file: CodeFile, *, is_lower: bool = False) -> Refusal | None:
     """Judge the file: return None if it is regular and attested, else why it is refused. Raises OSError.
 
     ``is_lower``: stock torch does not read the file's tier, so that SAFECACHE=observe changes nothing.
@@ -172,7 +181,7 @@ def refusal_for_file(file: CodeFile, *, is_lower: bool = False) -> Refusal | Non
             digest = digest_file(file.path)
             # Content that this process knows needs no record.
             if not attestations.is_known(file.path, digest=digest):
-                refusal = _judge(manifests.records(file), file, digest)
+                refusal = _judge_records(manifests.read_unverified_records(file), file, digest)
                 if refusal is None:
                     events.count(Count.CODE_VERIFIED)
                 elif is_lower or not _observe(refusal, file, digest):
@@ -192,7 +201,7 @@ def digest_file(path: str) -> bytes:
 def is_attested(file: CodeFile, *, is_lower: bool = False) -> bool:
     """Tell whether refusal_for_file() accepts the file; False on OSError. Reports no refusal, moves nothing."""
     try:
-        return refusal_for_file(file, is_lower=is_lower) is None
+        return judge_file(file, is_lower=is_lower) is None
     except OSError:
         return False
 
@@ -205,27 +214,27 @@ def accept_or_quarantine(file: CodeFile, judge: Callable[[], Refusal | None] | N
     its cache is unusable. Raises OSError.
     """
     for _ in range(_MOST_REPLACED):
-        refusal = refusal_for_file(file) if judge is None else judge()
+        refusal = judge_file(file) if judge is None else judge()
         if refusal is None or trust.is_observed(refusal, file.kind, file.path):
             return True
-        if _discard(refusal, file):
+        if _discard_refused(refusal, file):
             return False
     return False
 
 
-def _discard(refusal: Refusal, file: CodeFile) -> bool:
+def _discard_refused(refusal: Refusal, file: CodeFile) -> bool:
     """Quarantine a refused file and report it; do nothing, and return False, if another file is there by now."""
     moved = entry_files.quarantine(file.path, file.root, refusal.reason, refusal.found)
     if moved is None and os.path.lexists(file.path):
         if not is_unchanged(file.path, refusal.found):
             return False
-        in_the_way = obstacle(file.root)
+        in_the_way = find_obstacle(file.root)
         why = f", for {in_the_way} is no directory" if in_the_way else ""
         text = f"{file.kind.noun} there is refused, since {refusal.evidence}, and cannot be moved away{why}"
         if config.current().strict:
             raise EntryRefusedError(f"safecache: {file.path}: {text}.")
         raise Immovable(errno.EPERM, text, file.path, refusal)
-    if events.decide(refusal.reason, strict=False).quarantine:
+    if events.decide_action(refusal.reason, strict=False).quarantine:
         events.count(Count.QUARANTINED)
     where = f"Rebuilding; moved to {moved}." if moved else "Rebuilding; another process has moved it away."
     cache = file.root if file.kind is Kind.KERNEL or file.root == config.cache_directory() else ""
@@ -248,30 +257,30 @@ def quarantine_unattested(file: CodeFile) -> bool:
         return not isinstance(error, FileNotFoundError)  # its reader fails as in stock torch
 
 
-def verified_load_path(file: CodeFile) -> tuple[str, bytes | None]:
+def verify_load_path(file: CodeFile) -> tuple[str, bytes | None]:
     """Return the path to load the code from, and its bytes if that is the path of a private copy, else None.
 
     Raises EntryRefusedError, in every mode, if nothing attests the file; OSError if it or its record cannot be read.
     """
     try:
-        refusal = refusal_for_file(file)
+        refusal = judge_file(file)
     except FileNotFoundError:
-        if ownership.why_not_private(os.path.dirname(file.path)) is not None:
+        if ownership.find_exposure(os.path.dirname(file.path)) is not None:
             raise
         return file.path, None  # nothing is there, and nobody else can change that: fails as in stock torch
     if refusal is not None:
-        raise report.refusal_error(refusal, file.kind, file.path)
+        raise report.make_refusal_error(refusal, file.kind, file.path)
     # A copy in memory would circumvent a noexec mount.
-    if ownership.why_not_private(file.path) is None or mounts.forbids_execution(file.path):
+    if ownership.find_exposure(file.path) is None or mounts.is_noexec(file.path):
         return file.path, None
-    content = entry_files.read(file.path, entry_files.max_entry_size(file.kind))
+    content = entry_files.read_unverified(file.path, entry_files.max_entry_size(file.kind))
     if not attestations.is_known(file.path, content):
         replaced = Refusal(Reason.DAMAGED, "it was replaced since it was verified")
-        raise report.refusal_error(replaced, file.kind, file.path)
-    return private_path(file, content), content
+        raise report.make_refusal_error(replaced, file.kind, file.path)
+    return make_private_path(file, content), content
 
 
-def private_path(file: CodeFile, content: bytes, *, is_kept: bool = True) -> str:
+def make_private_path(file: CodeFile, content: bytes, *, is_kept: bool = True) -> str:
     """Return a path of ``content`` where nobody else can replace it: the file's own, or that of a private copy.
 
     ``content``: made or verified by this process. ``is_kept``: whether it is stored at the file's path. A copy's path
@@ -282,11 +291,9 @@ def private_path(file: CodeFile, content: bytes, *, is_kept: bool = True) -> str
         if config.is_compile_worker():  # a worker's results are for its parent
             attest_file(CodeFile(copy, os.path.dirname(os.path.dirname(copy)), file.kind), content)
     # A library's copy would be in memory, and so circumvent a noexec mount.
-    elif ownership.why_not_private(file.path) is None or (
-        file.path.endswith(".so") and mounts.forbids_execution(file.path)
-    ):
+    elif ownership.find_exposure(file.path) is None or (file.path.endswith(".so") and mounts.is_noexec(file.path)):
         return file.path
     else:
-        copy = private_directory.make(os.path.basename(file.path), content)
+        copy = private_directory.make_copy(os.path.basename(file.path), content)
     attestations.attest_in_process(copy, content)
     return copy

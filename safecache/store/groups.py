@@ -9,15 +9,15 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from safecache.files import folders
-from safecache.files.folders import Item
+from safecache.fs import folders
+from safecache.fs.folders import Item
 from safecache.reporting.kinds import Kind
 
 __all__ = [
     "KINDS",
     "File",
     "Group",
-    "below",
+    "iter_files",
 ]
 
 # What a process looks for first. Once it is away, nobody begins to use the rest.
@@ -37,7 +37,7 @@ class File(NamedTuple):
     inode: int
 
     @classmethod
-    def of(cls, item: Item) -> File:
+    def make_from_item(cls, item: Item) -> File:
         """Return the File for a listed item."""
         status = item.status
         return cls(item.path, status.st_size, status.st_mtime, status.st_uid, status.st_ino)
@@ -73,7 +73,7 @@ class Group:
     def stamps(self) -> list[float]:
         """Times when the files were used, in seconds since the epoch. Holding a lock does not change its time."""
         stamped = self.files + self.records or self.all_files
-        return [file.modified for file in stamped] or [folders.modified(path) for path in self.paths]
+        return [file.modified for file in stamped] or [folders.get_mtime(path) for path in self.paths]
 
     @property
     def owners(self) -> set[int]:
@@ -82,7 +82,7 @@ class Group:
         if not found:
             for path in self.paths:
                 with suppress(OSError):  # it is gone
-                    found.add(folders.status(path).st_uid)
+                    found.add(folders.get_status(path).st_uid)
         return found
 
     @property
@@ -101,6 +101,6 @@ def _is_looked_for_first(path: str) -> bool:
     return _LOOKED_FOR_FIRST.fullmatch(os.path.basename(path)) is not None
 
 
-def below(top: str | Item) -> Iterator[File]:
+def iter_files(top: str | Item) -> Iterator[File]:
     """Yield every file at or below ``top``; none if it is gone or access is denied. Raises OSError."""
-    return map(File.of, folders.below(top))
+    return map(File.make_from_item, folders.walk_files(top))

@@ -16,8 +16,8 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from safecache.files import opening
-from safecache.places import ours
+from safecache.fs import opening
+from safecache.places import metadata
 from safecache.places.layout import CodeFile
 from safecache.reporting import events, report
 from safecache.reporting.kinds import Count, Kind, Reason, SealedName
@@ -29,18 +29,18 @@ from safecache.tiers import directory_faults, fallback
 
 __all__ = [
     "LIST",
-    "exists",
-    "hashed_name",
-    "list_of",
-    "named_in",
+    "find_list",
+    "find_sealed_name",
+    "has_record_file",
+    "hash_name",
+    "make_record",
     "publish",
     "read",
-    "read_record_bytes",
     "read_unverified",
+    "read_unverified_record",
+    "read_unverified_records",
     "record_name",
-    "record_of",
     "record_path",
-    "records",
     "report_obstacle",
     "seal_record",
     "verify",
@@ -64,7 +64,7 @@ def write(
 
     ``origin``: the provenance to seal, by default that of this process.
     """
-    record = seal_record(file, stated, key, provenance.statement(file.kind) if origin is None else origin)
+    record = seal_record(file, stated, key, provenance.make_statement(file.kind) if origin is None else origin)
     place = record_path(file)
     written = publish(place, record, file.root, f"the record of {file.kind.noun} {file.path}", file.kind)
     if written:
@@ -83,11 +83,11 @@ def seal_record(
     return seal.attach(json.dumps(stated).encode(), file.kind, own, key, origin, config.current().namespace)
 
 
-def record_of(file: CodeFile, content: bytes, also: Mapping[str, Any]) -> bytes | None:
+def make_record(file: CodeFile, content: bytes, also: Mapping[str, Any]) -> bytes | None:
     """Return the record that gate.attest_file() would write of ``content``, or None without a signing key."""
     key = keyring.current().signing
     stated = {"sha256": hashlib.sha256(content).hexdigest(), **also}
-    return None if key is None else seal_record(file, stated, key, provenance.statement(file.kind))
+    return None if key is None else seal_record(file, stated, key, provenance.make_statement(file.kind))
 
 
 def publish(path: str, content: bytes, root: str, what: str, kind: Kind) -> bool:
@@ -95,9 +95,9 @@ def publish(path: str, content: bytes, root: str, what: str, kind: Kind) -> bool
     try:
         entry_files.publish(path, content, root)
     except OSError as error:
-        in_the_way = quarantine.obstacle(root)
+        in_the_way = quarantine.find_obstacle(root)
         lasts = in_the_way is not None or directory_faults.is_of_file_system(error)
-        if kind is not Kind.KERNEL and lasts and fallback.replaced(error):
+        if kind is not Kind.KERNEL and lasts and fallback.replace_if_failed(error):
             return False  # which has been said
         if in_the_way is not None:
             report_obstacle(root, what, f"{in_the_way} is no directory", error)
@@ -115,14 +115,14 @@ def report_obstacle(root: str, what: str, why: str, error: OSError) -> None:
     events.report(Reason.UNWRITABLE, f"cannot keep {what}", why=why, cause=cause, remedy=remedy, error=error)
 
 
-def read_record_bytes(file: CodeFile) -> bytes | None:
+def read_unverified_record(file: CodeFile) -> bytes | None:
     """Return the file's record, unverified; None if it has none.
 
     Raises directory_faults.Unreadable where there may be one and it cannot be read, even after retries.
     """
     place = record_path(file)
     try:
-        return entry_files.read_entry(place, entry_files.RECORD)
+        return entry_files.read_unverified_entry(place, entry_files.RECORD)
     except opening.UnusableEntry:
         return None  # as good as none: the file is then unsealed
     except OSError as error:
@@ -133,10 +133,10 @@ def read_record_bytes(file: CodeFile) -> bytes | None:
 
 def record_path(file: CodeFile) -> str:
     """Return the path of the file's record in its cache, whether or not there is one."""
-    return ours.record(file.root, hashed_name(record_name(file)))
+    return metadata.make_record_path(file.root, hash_name(record_name(file)))
 
 
-def exists(file: CodeFile) -> bool:
+def has_record_file(file: CodeFile) -> bool:
     """Tell whether a file exists at record_path(), whatever is in it."""
     return os.path.exists(record_path(file))
 
@@ -156,7 +156,7 @@ def record_name(file: CodeFile) -> str:
     return f"{os.path.basename(directory)}/{name}" if has_folder else name
 
 
-def list_of(file: CodeFile) -> str | None:
+def find_list(file: CodeFile) -> str | None:
     """Return the path of the list for the group of a kernel's file; for a name as in record_name(), the list's name.
 
     None for a file of another kind, for a list itself, and for a library, which Triton stores by itself. The list need
@@ -169,21 +169,21 @@ def list_of(file: CodeFile) -> str | None:
     return os.path.join(directory, f"{LIST}{stem}.json")
 
 
-def hashed_name(name: str) -> str:
+def hash_name(name: str) -> str:
     """Return the file name of the record for ``name``, as record_name() gives it: the SHA-256."""
     return hashlib.sha256(os.fsencode(name)).hexdigest()
 
 
-def records(file: CodeFile) -> Iterator[bytes | None]:
+def read_unverified_records(file: CodeFile) -> Iterator[bytes | None]:
     """Yield the unverified records that may attest the file: its group's, if there is one, then its own.
 
     The last is None if the file has no record of its own. Raises as read_record_bytes() does.
     """
-    listed = list_of(CodeFile(file.path, kind=file.kind))
-    of_group = read_record_bytes(CodeFile(listed, file.root, file.kind)) if listed is not None else None
+    listed = find_list(CodeFile(file.path, kind=file.kind))
+    of_group = read_unverified_record(CodeFile(listed, file.root, file.kind)) if listed is not None else None
     if of_group is not None:
         yield of_group
-    yield read_record_bytes(file)
+    yield read_unverified_record(file)
 
 
 def read(file: CodeFile) -> tuple[seal.Verdict, dict[str, Any]]:
@@ -191,7 +191,7 @@ def read(file: CodeFile) -> tuple[seal.Verdict, dict[str, Any]]:
 
     The record of the file's group comes first; if that does not attest the file, its own decides.
     """
-    for record in records(file):
+    for record in read_unverified_records(file):
         verdict, stated = verify(record, file)
         if verdict.reason is None:
             break
@@ -201,7 +201,7 @@ def read(file: CodeFile) -> tuple[seal.Verdict, dict[str, Any]]:
 def verify(record: bytes | None, file: CodeFile) -> tuple[seal.Verdict, dict[str, Any]]:
     """Verify this ``record`` of the file; otherwise like read(). None counts as a record without a seal."""
     record, own = record or b"", record_name(file)
-    named = named_in(record, own, file.kind)
+    named = find_sealed_name(record, own, file.kind)
     verdict = seal.verify(record, file.kind, named, keyring.current().find, config.current().namespace)
     if verdict.reason is not None:
         return verdict, {}
@@ -211,9 +211,9 @@ def verify(record: bytes | None, file: CodeFile) -> tuple[seal.Verdict, dict[str
     return verdict, stated
 
 
-def named_in(record: bytes, name: str, kind: Kind) -> str:
+def find_sealed_name(record: bytes, name: str, kind: Kind) -> str:
     """Return the name that a record of ``name`` must be sealed for: that file, or the list of its group."""
-    listed = list_of(CodeFile(name, kind=kind))
+    listed = find_list(CodeFile(name, kind=kind))
     return listed if listed is not None and seal.stated_key(record) == listed else name
 
 
@@ -222,18 +222,18 @@ def read_unverified(record: bytes | None, name: str = "", kind: Kind = Kind.KERN
 
     ``name``, ``kind``: the file, as record_name() calls it, where the record may be that of its group.
     """
-    stated = _statement(record or b"")
-    if named_in(record or b"", name, kind) == name:
+    stated = _parse_unverified(record or b"")
+    if find_sealed_name(record or b"", name, kind) == name:
         return stated
     files = stated.get("files")
     digest = files.get(os.path.basename(name)) if isinstance(files, dict) else None
     return {"sha256": digest} if isinstance(digest, str) else {}
 
 
-def _statement(record: bytes) -> dict[str, Any]:
+def _parse_unverified(record: bytes) -> dict[str, Any]:
     """Return what a record states, unverified; empty for a format that this version does not write."""
     try:
-        stated = json.loads(seal.payload_of(record))
+        stated = json.loads(seal.strip_unverified(record))
     except (ValueError, RecursionError):
         return {}
     return stated if isinstance(stated, dict) and isinstance(stated.get("sha256"), str) else {}

@@ -16,15 +16,15 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 
-from safecache.files import filesystem, folders, opening
-from safecache.files.folders import Folder
-from safecache.places import ours
+from safecache.fs import filesystem, folders, opening
+from safecache.fs.folders import Folder
+from safecache.places import metadata
 from safecache.reporting.kinds import UNREAD, Reason
 from safecache.settings import config
 
-__all__ = ["is_its_name", "is_unchanged", "note_at", "obstacle", "opened", "quarantine", "remove"]
+__all__ = ["find_obstacle", "is_its_name", "is_unchanged", "open_quarantine", "quarantine", "read_note", "remove"]
 
-_PLACE = (ours.FOLDER, ours.QUARANTINE)
+_PLACE = (metadata.FOLDER, metadata.QUARANTINE)
 # The latest tell what is wrong; and a disk that damages all of a cache is not to fill up with what it damaged.
 _MOST_FILES, _MOST_BYTES = 100, 256 << 20
 _LONGEST_NOTE = 64 << 10
@@ -40,7 +40,7 @@ def quarantine(path: str, root: str, reason: Reason, found: bytes | os.stat_resu
     large or no file. Anything else, such as what another process has saved there since, stays too. Older files are
     removed from the quarantine: see _MOST_FILES and _MOST_BYTES.
     """
-    if config.current().observes and reason not in UNREAD:
+    if config.current().is_observing and reason not in UNREAD:
         return None
     # Cut in bytes: a name of the longest kind must have room for what is added to it.
     name = f"{os.fsdecode(os.fsencode(os.path.basename(path))[:64])}.{secrets.token_hex(4)}"
@@ -49,7 +49,7 @@ def quarantine(path: str, root: str, reason: Reason, found: bytes | os.stat_resu
     with (
         suppress(OSError),
         folders.open_parent(root, path) as (parent, old),
-        _watched(source := f"{parent.path}/{old}", found) as is_it,
+        _watch_file(source := f"{parent.path}/{old}", found) as is_it,
         folders.open_subdirectory(root, _PLACE, make=True) as place,
     ):
         # What is judged and renamed by its name may be another each time.
@@ -62,7 +62,7 @@ def quarantine(path: str, root: str, reason: Reason, found: bytes | os.stat_resu
     return os.path.join(root, *_PLACE, name) if moved else None
 
 
-def obstacle(root: str) -> str | None:
+def find_obstacle(root: str) -> str | None:
     """Return what is no directory on the way to the quarantine of ``root``; None if there is no such thing.
 
     While it is there, no refused file in that cache can be moved away.
@@ -78,7 +78,7 @@ def obstacle(root: str) -> str | None:
     return None
 
 
-def opened(root: str) -> AbstractContextManager[Folder]:
+def open_quarantine(root: str) -> AbstractContextManager[Folder]:
     """Open the quarantine of ``root``. Raises OSError; FileNotFoundError where nothing was ever quarantined."""
     return folders.open_subdirectory(root, _PLACE)
 
@@ -90,30 +90,34 @@ def is_its_name(name: str) -> bool:
 
 def is_unchanged(path: str, found: bytes | os.stat_result | None) -> bool:
     """Tell whether what was ``found`` is still at ``path``; anything, for None. False if that cannot be told."""
-    with suppress(OSError), _watched(path, found) as is_it:
+    with suppress(OSError), _watch_file(path, found) as is_it:
         return is_it(path)
     return False
 
 
 @contextmanager
-def _watched(path: str, found: bytes | os.stat_result | None) -> Iterator[Callable[[str], bool]]:
+def _watch_file(path: str, found: bytes | os.stat_result | None) -> Iterator[Callable[[str], bool]]:
     """Yield a test whether a path has what was ``found``, there or where it was moved. Both raise OSError."""
     if found is None:
         yield lambda place: bool(filesystem.lstat(place))
     elif isinstance(found, bytes):
-        yield lambda place: opening.holds(place, found, _check_regular, flags=os.O_NOFOLLOW)
+        yield lambda place: opening.has_content(place, found, _check_regular, flags=os.O_NOFOLLOW)
     else:
         # Open, so that nothing else gets its inode: that is all there is to tell by once a renaming has set its time.
         held = filesystem.open(path, _HOLD)
         try:
-            unchanged = filesystem.identity(filesystem.fstat(held)) == filesystem.identity(found)
-            yield lambda place: unchanged and _inode(filesystem.lstat(place)) == _inode(filesystem.fstat(held))
+            unchanged = filesystem.get_identity(filesystem.fstat(held)) == filesystem.get_identity(found)
+            yield (
+                lambda place: (
+                    unchanged and _identify_inode(filesystem.lstat(place)) == _identify_inode(filesystem.fstat(held))
+                )
+            )
         finally:
             with suppress(OSError):
                 filesystem.close(held)
 
 
-def _inode(status: os.stat_result) -> tuple[int, int]:
+def _identify_inode(status: os.stat_result) -> tuple[int, int]:
     return status.st_dev, status.st_ino
 
 
@@ -143,7 +147,7 @@ def _move(parent: Folder, old: str, place: Folder, name: str, why: dict[str, str
         return True
     except OSError:
         with suppress(OSError):
-            place.status(name)
+            place.get_status(name)
             return True  # done, and reported as if not: NFS may ask a server twice
         with suppress(OSError):
             place.unlink(note)
@@ -152,7 +156,7 @@ def _move(parent: Folder, old: str, place: Folder, name: str, why: dict[str, str
 
 def _remove_oldest(place: Folder, newest: str) -> None:
     """Remove the oldest files above the limits, but never the ``newest``. Raises OSError."""
-    found = _found(place)
+    found = _list_items(place)
     _, size = found.pop(newest, (0, 0))
     for number, name in enumerate(sorted(found, key=lambda name: found[name], reverse=True), start=2):
         size += found[name][1]
@@ -160,28 +164,28 @@ def _remove_oldest(place: Folder, newest: str) -> None:
             remove(place, name)
 
 
-def _found(place: Folder) -> dict[str, tuple[int, int]]:
+def _list_items(place: Folder) -> dict[str, tuple[int, int]]:
     """Return by name, for what quarantine() put there, when it was moved (ns) and its size, note included."""
     found: dict[str, tuple[int, int]] = {}
-    for name in place.names():
+    for name in place.list_names():
         named = _NAME.fullmatch(name)
         if named is None:
             continue
         with suppress(OSError):  # removed by another process
-            status = place.status(name)
+            status = place.get_status(name)
             moment, size = found.get(named[1], (0, 0))
             # A renaming sets the time of change: no writer can set that.
-            found[named[1]] = max(moment, status.st_ctime_ns), size + _size(place, name, status)
+            found[named[1]] = max(moment, status.st_ctime_ns), size + _measure_size(place, name, status)
     return found
 
 
-def _size(place: Folder, name: str, status: os.stat_result) -> int:
+def _measure_size(place: Folder, name: str, status: os.stat_result) -> int:
     if not stat.S_ISDIR(status.st_mode):
         return status.st_size
-    return sum(item.status.st_size for item in folders.below(f"{place.path}/{name}"))
+    return sum(item.status.st_size for item in folders.walk_files(f"{place.path}/{name}"))
 
 
-def note_at(path: str) -> dict[str, str]:
+def read_note(path: str) -> dict[str, str]:
     """Return the fields of the note at ``path``, empty for what is no note. Unverified: anybody may have written it."""
     try:
         said = json.loads(opening.read_regular(path, opening.check_regular, flags=os.O_NOFOLLOW, limit=_LONGEST_NOTE))

@@ -102,17 +102,17 @@ def compress(ref: Ref, files: Iterable[File], level: int) -> tuple[bytes, Packed
 
     # A list is published after the files that it names.
     kept = sorted(files, key=lambda file: (file.name.startswith(manifests.LIST), file.name))
-    content = b"".join(tar_member(name, data) for name, data in _members(ref, kept).items())
+    content = b"".join(tar_member(name, data) for name, data in _list_members(ref, kept).items())
     compressed = zstandard.ZstdCompressor(level=level).compress(content)
     digests = {file.name: (len(file.content), hashlib.sha256(file.content).hexdigest()) for file in kept}
     digest = hashlib.sha256(compressed).hexdigest()
     return compressed, Packed(ref, 0, len(compressed), len(content), digest, digests)
 
 
-def _members(ref: Ref, files: Iterable[File]) -> dict[str, bytes]:
+def _list_members(ref: Ref, files: Iterable[File]) -> dict[str, bytes]:
     members = {}
     for file in files:
-        placed = ref.file(file.name)
+        placed = ref.name_file(file.name)
         members[placed.path] = file.content
         if file.record is not None:
             members[manifests.record_path(placed)] = file.record
@@ -143,7 +143,7 @@ def read_row(kind: str, key: str, root: str, at: int, stored: int, size: int, di
     return Packed(Ref(found, key, root), at, stored, size, digest, named)
 
 
-def _decompressed(compressed: bytes, size: int) -> bytes:
+def _decompress_frame(compressed: bytes, size: int) -> bytes:
     import zstandard
 
     try:
@@ -154,7 +154,7 @@ def _decompressed(compressed: bytes, size: int) -> bytes:
         raise ValueError(str(error)) from None
 
 
-def _untarred(content: bytes) -> dict[str, bytes]:
+def _untar_members(content: bytes) -> dict[str, bytes]:
     """Return the members by name: only files, and none twice. Raises one of MALFORMED."""
     found: dict[str, bytes] = {}
     with tarfile.open(fileobj=io.BytesIO(content), mode="r:") as archive:
@@ -171,12 +171,12 @@ def decompress(compressed: bytes, packed: Packed) -> tuple[File, ...]:
     # INVARIANT: nothing is decompressed but what was sealed.
     if hashlib.sha256(compressed).hexdigest() != packed.digest:
         raise ValueError("it is not what was packed")
-    members, ref = _untarred(_decompressed(compressed, packed.size)), packed.ref
+    members, ref = _untar_members(_decompress_frame(compressed, packed.size)), packed.ref
     files = []
     for name, (_, digest) in packed.files.items():
-        file = ref.file(name)
+        file = ref.name_file(name)
         data = members.pop(file.path)
-        if not ref.owns(name) or hashlib.sha256(data).hexdigest() != digest:
+        if not ref.can_own(name) or hashlib.sha256(data).hexdigest() != digest:
             raise ValueError(f"{name[:64]!r} is not what was packed")
         files.append(File(name, data, members.pop(manifests.record_path(file), None)))
     if members:

@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
 
-from safecache.files import filesystem
+from safecache.fs import filesystem
 from safecache.places import layout
 
 __all__ = ["DAMAGES", "damage", "entries", "failing", "isolated"]
@@ -44,20 +44,20 @@ def entries(cache: str | os.PathLike[str]) -> list[str]:
     return [location.path for location in layout.walk(os.fspath(cache))]
 
 
-def _truncated(content: bytes) -> bytes:
+def _truncate(content: bytes) -> bytes:
     return content[: len(content) // 2]
 
 
-def _flipped(content: bytes) -> bytes:
+def _flip_bit(content: bytes) -> bytes:
     place = len(content) // 3
     return content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :]
 
 
 # What a failing or full disk, a loss of power, or an attacker can do to a file.
 DAMAGES: dict[str, Callable[[bytes], bytes]] = {
-    "truncated": _truncated,
+    "truncated": _truncate,
     "empty": lambda _: b"",
-    "flipped": _flipped,
+    "flipped": _flip_bit,
     "garbage": lambda content: os.urandom(len(content)),
     "zeros": lambda content: bytes(len(content)),
 }

@@ -24,9 +24,9 @@ from pathlib import Path
 import pytest
 
 from safecache import session
-from safecache.code import triton_files
+from safecache.built_code import triton_files
 from safecache.errors import SafecacheError
-from safecache.places import layout, ours
+from safecache.places import layout, metadata
 from safecache.places.refs import Ref
 from safecache.ports import Tier, Tiers, plugs
 from safecache.reporting.kinds import ENTRIES, Kind
@@ -65,16 +65,16 @@ class Held:
         forget: Callable[[Ref], bool] = lambda _: False,
     ) -> None:
         self.tier, self.contents, self.kinds = tier, contents, frozenset(kinds)
-        self.fill = fill or self._keep
+        self.fill = fill or self._keep_refs
         self.failures = failures or {}
         self.source, self.forget = source, forget
 
-    def _keep(self, refs: list[Ref]) -> None:
+    def _keep_refs(self, refs: list[Ref]) -> None:
         for ref in refs:
             self.tier.keep(ref)
 
 
-def _refs(root: str, letter: str) -> list[Ref]:
+def _make_refs(root: str, letter: str) -> list[Ref]:
     """Return a ref of each kind in the cache ``root``, with keys of this letter, whether it is there or not."""
     keys = {Kind.AOT_ENTRY: f"a{letter * _LETTERS}", Kind.FX_ENTRY: f"f{letter * _LETTERS}"}
     keys |= {Kind.PGO_STATE: f"job/{letter}", Kind.NATIVE_CODE: f"{letter * 2}/c{letter * _LETTERS}.so"}
@@ -85,14 +85,16 @@ def _refs(root: str, letter: str) -> list[Ref]:
 
 def _fill_cache(root: str, letter: str) -> list[Ref]:
     """Put these bundles into the cache, sealed by this process's key. Return their refs."""
-    refs = _refs(root, letter)
+    refs = _make_refs(root, letter)
     for ref in refs[:-1]:
         content = json.dumps({f"{ref.kind.value} made for": letter}).encode()
         if ref.kind.has_record:
-            gate.attest_file(ref.file(os.path.basename(ref.path)), content)
+            gate.attest_file(ref.name_file(os.path.basename(ref.path)), content)
         else:
-            content = seal.attach(content, ref.kind, ref.key, keyring.sealing_key(), provenance.statement(ref.kind))
-        entry_files.publish(ref.path if ref.is_file else ref.file(layout.entry_name(content)).path, content, root)
+            content = seal.attach(
+                content, ref.kind, ref.key, keyring.sealing_key(), provenance.make_statement(ref.kind)
+            )
+        entry_files.publish(ref.path if ref.is_file else ref.name_file(layout.name_entry(content)).path, content, root)
     kernel, files = refs[-1].path, {"k.cubin": f"a cubin {letter}".encode(), "k.json": b"{}"}
     paths = {name: triton_files.put(kernel, name, content) for name, content in files.items()}
     triton_files.put(kernel, "__grp__k.json", json.dumps({"child_paths": paths}).encode())
@@ -106,7 +108,7 @@ class TierTests:
     def process(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         """Prepare a process in which no tier is plugged in but the one under test, once it holds something."""
         self.base = tmp_path
-        for name in [name for name in config.environment() if name.startswith("SAFECACHE")]:
+        for name in [name for name in config.get_environment() if name.startswith("SAFECACHE")]:
             monkeypatch.delenv(name)
         monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
         monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
@@ -129,7 +131,7 @@ class TierTests:
         ]
         held.fill(found)
         plugs.tiers.add(held.tier)
-        self.original = _contents(self.base / "cache")
+        self.original = _read_contents(self.base / "cache")
         return found
 
     def move(self, refs: Iterable[Ref], there: Path) -> list[Ref]:
@@ -145,13 +147,13 @@ class TierTests:
         there = self.base / where
         moved = self.move(refs, there)
         found = [bundles.fetch(ref) is not None for ref in moved]
-        written = _contents(there)
+        written = _read_contents(there)
         # That of a kernel's list may be the record of each of its files.
         given = {name: self.original.values() if "/records/" in name else [self.original.get(name)] for name in written}
         assert {name for name, content in written.items() if content not in given[name]} == set()
         for ref, is_found in zip(moved, found, strict=True):
             assert is_found == os.path.exists(ref.path), ref
-        _remove(there)
+        _remove_tree(there)
         return found
 
     def test_what_it_was_given_it_has(self, refs: list[Ref]) -> None:
@@ -161,7 +163,7 @@ class TierTests:
     @pytest.mark.usefixtures("refs")
     def test_what_it_was_not_given_it_has_not(self) -> None:
         """Find nothing under another key of the same kind."""
-        others = _refs(str(self.base / "cache"), "c")
+        others = _make_refs(str(self.base / "cache"), "c")
         assert self.look_up(others) == [False] * len(others)
 
     def look_up_changed(self, held: Held, refs: list[Ref], changes: Iterable[Mapping[str, bytes]]) -> None:
@@ -184,7 +186,7 @@ class TierTests:
     def test_no_flipped_bit_is_found(self, held: Held, refs: list[Ref]) -> None:
         """Flip bits all over: no file comes out that was not put in."""
         given, last = dict(held.contents), max(12, _FLIPS // len(held.contents)) - 1
-        flips = ({name: _flip(given[name], number / last) for name in given} for number in range(last + 1))
+        flips = ({name: _flip_bit(given[name], number / last) for name in given} for number in range(last + 1))
         self.look_up_changed(held, refs, flips)
         assert self.look_up(refs) == [True] * len(refs)
 
@@ -245,7 +247,7 @@ class TierTests:
         if held.source is None:
             pytest.skip("it is not copied from")
         source = held.source()
-        listings = [listing for listing in source.listings() if listing.ref.kind in held.kinds]
+        listings = [listing for listing in source.list_bundles() if listing.ref.kind in held.kinds]
         assert sorted((each.ref.kind.value, each.ref.key) for each in listings) == sorted(
             (ref.kind.value, ref.key) for ref in refs
         )
@@ -290,18 +292,18 @@ class TierTests:
         raise AssertionError("it works no more, though nothing fails")
 
 
-def _flip(content: bytes, part: float) -> bytes:
+def _flip_bit(content: bytes, part: float) -> bytes:
     """Return ``content`` with one bit flipped, at the fraction ``part`` of its length (0 to 1)."""
     place, bit = divmod(int((8 * len(content) - 1) * part), 8)
     return content[:place] + bytes([content[place] ^ 1 << bit]) + content[place + 1 :]
 
 
-def _contents(root: Path) -> dict[str, bytes]:
+def _read_contents(root: Path) -> dict[str, bytes]:
     """Return all files below ``root`` by relative path; of safecache's own files, the records only."""
     found = {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
-    return {name: content for name, content in found.items() if ours.FOLDER not in name or "/records/" in name}
+    return {name: content for name, content in found.items() if metadata.FOLDER not in name or "/records/" in name}
 
 
-def _remove(root: Path) -> None:
+def _remove_tree(root: Path) -> None:
     for path in sorted(root.rglob("*"), reverse=True):
         path.rmdir() if path.is_dir() else path.unlink()

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import NamedTuple
 
-from safecache import loads
-from safecache.files import folders, mounts, ownership, private_directory
+from safecache import load_errors
+from safecache.fs import folders, mounts, ownership, private_directory
 from safecache.reporting import events
 from safecache.reporting.kinds import Reason
 from safecache.reporting.report import Refusal
@@ -28,13 +28,13 @@ __all__ = [
     "Unsettled",
     "check",
     "find",
-    "forbids_writing",
-    "instead",
+    "find_code_objection",
+    "find_objection",
+    "find_replacement",
     "is_of_file_system",
+    "is_unwritable",
     "leave_to_parent",
     "note_private",
-    "objection",
-    "objection_to_code",
     "probe",
 ]
 
@@ -81,11 +81,11 @@ class Immovable(Unsettled):
         self.refusal = refusal
 
 
-def _make(directory: str) -> None:
+def _make_directory(directory: str) -> None:
     os.makedirs(directory, exist_ok=True)
 
 
-def objection(directory: str, make: Callable[[str], None] = _make) -> str | None:
+def find_objection(directory: str, make: Callable[[str], None] = _make_directory) -> str | None:
     """Return why this process cannot keep files in ``directory``, by its permissions; None if it seems to be able to.
 
     ``make`` creates a missing directory. Takes one system call if there is no objection.
@@ -101,19 +101,19 @@ def objection(directory: str, make: Callable[[str], None] = _make) -> str | None
     return None
 
 
-def forbids_writing(directory: str) -> bool:
+def is_unwritable(directory: str) -> bool:
     """Tell whether ``directory`` exists and this process may make nothing in it."""
     return os.path.isdir(directory) and not os.access(directory, os.W_OK | os.X_OK, effective_ids=True)
 
 
-def objection_to_code(directory: str, variable: str) -> str | None:
+def find_code_objection(directory: str, variable: str) -> str | None:
     """Return why no code can be loaded from ``directory``, in a clause that says which ``variable`` moves it.
 
     None if code can be, or if ``SAFECACHE_EXEC_DIR`` makes that irrelevant.
     """
-    if config.current().exec_dir is not None or not mounts.forbids_execution(directory):
+    if config.current().exec_dir is not None or not mounts.is_noexec(directory):
         return None
-    return f"it is{loads.advice(directory, variable)}"
+    return f"it is{load_errors.write_advice(directory, variable)}"
 
 
 def _is_read_only(directory: str) -> bool:
@@ -127,11 +127,11 @@ def probe(directory: str) -> str | None:
 
     Also None if this process has too many open files to tell. All that is made there is removed.
     """
-    against = objection(directory)
+    against = find_objection(directory)
     if against is not None:
         return against
     try:
-        with folders.scratch(directory, ".safecache-probe-") as place:
+        with folders.create_scratch(directory, ".safecache-probe-") as place:
             place.write("file", bytes(_PROBE_SIZE))
     except OSError as error:
         return None if error.errno in _OF_PROCESS else f"{directory}: {error.strerror}"
@@ -144,14 +144,14 @@ def find(error: BaseException, *directories: str) -> Fault | None:
     A compiler's or a loader's message counts as well as an OSError. A lock that was not granted in time counts
     anywhere.
     """
-    for link in _chain(error):
+    for link in _iter_causes(error):
         lock = getattr(link, "lock_file", None)
         if isinstance(link, TimeoutError) and lock is not None:
             return Fault(Reason.LOCK_HELD, f"the lock {lock} was not granted in time")
         if isinstance(link, OSError) and link.errno is not None:  # the loader's has none
-            said = _said_by_system(link, directories)
+            said = _parse_system_error(link, directories)
         else:
-            said = _said_in_words(str(link), directories)
+            said = _parse_message(str(link), directories)
         if said is not None:
             return Fault(Reason.UNREADABLE if isinstance(link, Unreadable) else Reason.UNUSABLE_DIRECTORY, said)
     return None
@@ -162,14 +162,14 @@ def is_of_file_system(error: OSError) -> bool:
     return error.errno in _OF_FILE_SYSTEMS
 
 
-def _chain(error: BaseException) -> Iterator[BaseException]:
+def _iter_causes(error: BaseException) -> Iterator[BaseException]:
     link: BaseException | None = error
     while link is not None:
         yield link
         link = link.__cause__
 
 
-def _said_by_system(error: OSError, directories: tuple[str, ...]) -> str | None:
+def _parse_system_error(error: OSError, directories: tuple[str, ...]) -> str | None:
     names = [os.fspath(name) for name in (error.filename, error.filename2) if isinstance(name, (str, os.PathLike))]
     within = next((name for name in names for directory in directories if _is_within(name, directory)), None)
     if error.errno in _OF_PROCESS or (within is None and (names or error.errno not in _OF_FILE_SYSTEMS)):
@@ -181,7 +181,7 @@ def _is_within(name: str, directory: str) -> bool:
     return name == directory or name.startswith(os.path.join(directory, ""))
 
 
-def _said_in_words(text: str, directories: tuple[str, ...]) -> str | None:
+def _parse_message(text: str, directories: tuple[str, ...]) -> str | None:
     """Return the message of a compiler that could not write or read there; None for a header it does not find."""
     for number in _OF_FILE_SYSTEMS:
         if os.strerror(number) in text:
@@ -198,13 +198,13 @@ def _said_in_words(text: str, directories: tuple[str, ...]) -> str | None:
 _place: Part[str | None] = Part(lambda: None)
 
 
-def instead() -> str | None:
+def find_replacement() -> str | None:
     """Return a private directory to replace the temporary one if that is unusable, which is reported; else None.
 
     Also None if there is no usable private one. Raises CacheWriteError in strict mode.
     """
     # Unlike Python, a compiler does not check for room.
-    named = config.child_environment().get("TMPDIR", "")
+    named = config.copy_environment().get("TMPDIR", "")
     directory = named if os.path.isdir(named) else tempfile.gettempdir()
     against = probe(directory)
     if against is None:
@@ -237,7 +237,7 @@ def check(root: str) -> None:
     """
     if root in _settled.now or config.current().shared or not os.path.lexists(root):
         return
-    objection = ownership.why_exposed(root)
+    objection = ownership.find_outside_exposure(root)
     if objection is not None and not (_parent_tells and not config.current().strict):
         message = f"cache directory {root} is writable by other users"
         remedy = _REMEDY.format(root)

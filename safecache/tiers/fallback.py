@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 from safecache.errors import SafecacheError
-from safecache.files import mounts, ownership, private_directory
+from safecache.fs import mounts, ownership, private_directory
 from safecache.reporting import events, waits
 from safecache.reporting.kinds import Reason
 from safecache.session import Part, inherit
@@ -22,15 +22,15 @@ from safecache.tiers.directory_faults import Fault
 __all__ = [
     "attempt",
     "begin",
-    "counterpart",
     "end",
     "ensure_cache_directory",
     "fail_shared",
+    "find_counterpart",
+    "find_original",
     "iter_lower_paths",
     "leave_to_parent",
-    "moved",
-    "original",
-    "replaced",
+    "replace_if_failed",
+    "translate_path",
 ]
 
 
@@ -49,12 +49,12 @@ class _State:
 _state: Part[_State] = Part(_State, inherit)
 
 
-def original(directory: str) -> str | None:
+def find_original(directory: str) -> str | None:
     """Return the cache directory that ``directory`` is the fallback directory of; None if it is none."""
     return _state.now.originals.get(directory)
 
 
-def counterpart(path: str) -> str | None:
+def find_counterpart(path: str) -> str | None:
     """Return the path for which ``path`` in a fallback directory, such as Triton's cache, stands; else None."""
     for place, directory in list(_state.now.originals.items()):
         if f"{path}/".startswith(f"{place}/"):
@@ -77,7 +77,7 @@ def begin(directory: str) -> str:
 
 def _is_fit(place: str) -> bool:
     return directory_faults.probe(place) is None and (
-        config.current().exec_dir is not None or not mounts.forbids_execution(place)
+        config.current().exec_dir is not None or not mounts.is_noexec(place)
     )
 
 
@@ -88,12 +88,12 @@ def end(directory: str) -> None:
 
 def _inherit() -> None:
     """Use the fallback directory that the parent process has begun, unless it has ended, and the directory is gone."""
-    found = config.redirected()
+    found = config.get_redirection()
     if found is None or found[0] != config.cache_directory() or levels.is_place(*found):
         return
     place, directory = found
     # Anybody could take its name once it is removed.
-    if private_directory.join(place) and ownership.why_not_private(place) is None:
+    if private_directory.join(place) and ownership.find_exposure(place) is None:
         state = _state.now
         state.standins[directory] = place
         state.originals[place] = directory
@@ -128,30 +128,30 @@ def ensure_cache_directory(default: Callable[[], str], *, strictly: bool = True)
     mode, each time, if ``strictly`` and it is unusable.
     """
     directory = config.cache_directory() or default()
-    if _state.now.good.seconds_left(directory):
+    if _state.now.good.get_seconds_left(directory):
         return
     directory = os.path.abspath(directory)
-    replaced_one = original(directory)
+    replaced_one = find_original(directory)
     if replaced_one is not None:
-        return _look_again(replaced_one, directory, strictly=strictly)
-    shared = levels.shared_of(directory)
+        return _recheck_directory(replaced_one, directory, strictly=strictly)
+    shared = levels.find_shared(directory)
     if not _use_local_level(shared, strictly=strictly):
         if shared != directory:
             config.redirect_cache(shared, None)
-        _look(shared, strictly=strictly)
-        if config.current().strict and levels.place_of(shared) is not None:
+        _check_directory(shared, strictly=strictly)
+        if config.current().strict and levels.find_place(shared) is not None:
             _state.now.good.leave_alone(shared, 0.0)  # the missing local tier is raised each time
 
 
 def _use_local_level(shared: str, *, strictly: bool) -> bool:
     """Have torch use a local tier of ``shared`` if one is wanted and usable. Return whether it does."""
-    place = levels.place_of(shared)
+    place = levels.find_place(shared)
     if place is None:
         return False
     state = _state.now
     fault = state.faults.get(place)
-    if not state.bad.seconds_left(place):
-        fault = _fault(place, levels.objection)
+    if not state.bad.get_seconds_left(place):
+        fault = _find_fault(place, levels.find_objection)
         if fault is None:
             levels.begin(place, shared)
             directory_faults.note_private(place)
@@ -166,46 +166,46 @@ def _use_local_level(shared: str, *, strictly: bool) -> bool:
 def _leave_local_level(
     place: str, shared: str, fault: Fault, error: BaseException | None, *, strictly: bool = True
 ) -> bool:
-    _remember(place, fault)
+    _remember_fault(place, fault)
     config.redirect_cache(shared, None)
     if strictly or not config.current().strict:  # otherwise torch may be in the middle of its import
         action = f"Using {shared} without a local tier."
-        _report(place, fault, f"cannot use the local tier {place}", action, error)
+        _report_fault(place, fault, f"cannot use the local tier {place}", action, error)
     return True
 
 
-def _look(directory: str, *, strictly: bool) -> None:
-    fault = _fault(directory, directory_faults.objection)
+def _check_directory(directory: str, *, strictly: bool) -> None:
+    fault = _find_fault(directory, directory_faults.find_objection)
     if fault is None:
         _state.now.good.leave_alone(directory, _PATIENCE)
     else:
-        _replace(directory, fault, None, strictly=strictly)
+        _replace_directory(directory, fault, None, strictly=strictly)
 
 
-def _fault(directory: str, objection: Callable[[str], str | None]) -> Fault | None:
+def _find_fault(directory: str, objection: Callable[[str], str | None]) -> Fault | None:
     against = objection(directory)
     if against is not None:
         return Fault(Reason.UNUSABLE_DIRECTORY, against)
     variable = "SAFECACHE_TIERS" if levels.is_local(directory) else "TORCHINDUCTOR_CACHE_DIR"
-    against = directory_faults.objection_to_code(directory, variable)
+    against = directory_faults.find_code_objection(directory, variable)
     return None if against is None else Fault(Reason.NOT_EXECUTABLE, against)
 
 
-def _look_again(directory: str, place: str, *, strictly: bool) -> None:
+def _recheck_directory(directory: str, place: str, *, strictly: bool) -> None:
     """Return to ``directory`` if it can be used by now, or stay with the fallback directory ``place``."""
     if not os.path.isdir(place):  # removed by a cleaner of temporary files, or with the process that made it
         end(directory)
-        return _look(directory, strictly=strictly)
+        return _check_directory(directory, strictly=strictly)
     state = _state.now
     fault = state.faults.get(directory)
-    if not state.bad.seconds_left(directory):
-        fault = _fault(directory, directory_faults.probe)
+    if not state.bad.get_seconds_left(directory):
+        fault = _find_fault(directory, directory_faults.probe)
         if fault is None:
             end(directory)
             return
-        _remember(directory, fault)
+        _remember_fault(directory, fault)
     if fault is not None and strictly and config.current().strict:
-        _replace(directory, fault, None, strictly=strictly)
+        _replace_directory(directory, fault, None, strictly=strictly)
 
 
 def attempt(work: Callable[[], _T]) -> _T:
@@ -216,12 +216,12 @@ def attempt(work: Callable[[], _T]) -> _T:
     try:
         return work()
     except Exception as error:
-        if not replaced(error):
+        if not replace_if_failed(error):
             raise
     return work()
 
 
-def replaced(error: BaseException | None) -> bool:
+def replace_if_failed(error: BaseException | None) -> bool:
     """Tell whether the cache directory made an operation fail; have torch use another directory from then on.
 
     ``error``: what the operation raised; None if it failed without. Raises CacheWriteError in strict mode.
@@ -229,45 +229,45 @@ def replaced(error: BaseException | None) -> bool:
     directory = config.cache_directory()
     if directory is None or isinstance(error, SafecacheError):
         return False
-    before = original(directory)
+    before = find_original(directory)
     if before is not None:
         # Another thread may have replaced it meanwhile; a fallback directory has no fallback.
         return error is not None and directory_faults.find(error, before) is not None
     fault = directory_faults.find(error, directory) if error is not None else None
-    fault = fault or _fault(directory, directory_faults.probe)
+    fault = fault or _find_fault(directory, directory_faults.probe)
     if fault is None:
         return False
-    shared = levels.shared_of(directory)
+    shared = levels.find_shared(directory)
     if shared != directory:
         return _leave_local_level(directory, shared, fault, error)
-    return _replace(directory, fault, error)
+    return _replace_directory(directory, fault, error)
 
 
-def moved(path: str, root: str) -> str:
+def translate_path(path: str, root: str) -> str:
     """Return the path in the current cache directory that corresponds to ``path`` in the cache ``root``."""
     return os.path.normpath(os.path.join(config.cache_directory() or root, os.path.relpath(path, root)))
 
 
-def _replace(directory: str, fault: Fault, error: BaseException | None, *, strictly: bool = True) -> bool:
-    _remember(directory, fault)
+def _replace_directory(directory: str, fault: Fault, error: BaseException | None, *, strictly: bool = True) -> bool:
+    _remember_fault(directory, fault)
     strict = config.current().strict
     # Of a lock that is held, or a noexec mount, the directory itself may well be writable.
     message = f"cannot {'write to' if fault.reason is Reason.UNUSABLE_DIRECTORY else 'use'} cache directory {directory}"
     if strict and strictly:
-        _report(directory, fault, message, "", error)
+        _report_fault(directory, fault, message, "", error)
     try:
         place = begin(directory)
     except OSError as failure:
         if strictly or not strict:  # otherwise torch may be in the middle of its import
-            _report(directory, fault, f"{message}, and no other directory can be used ({failure})", "", error)
+            _report_fault(directory, fault, f"{message}, and no other directory can be used ({failure})", "", error)
         return False
     if not strict:
         action = f"Reading existing entries; new ones go to {place} and are deleted when this process exits."
-        _report(directory, fault, message, action, error)
+        _report_fault(directory, fault, message, action, error)
     return True
 
 
-def _remember(directory: str, fault: Fault) -> None:
+def _remember_fault(directory: str, fault: Fault) -> None:
     patience = _PATIENCE
     if fault.reason is Reason.LOCK_HELD:
         patience = max(patience, _LOCK_PATIENCE * config.current().lock_timeout)
@@ -277,7 +277,7 @@ def _remember(directory: str, fault: Fault) -> None:
     state.faults[directory] = fault
 
 
-def _report(directory: str, fault: Fault, message: str, action: str, error: BaseException | None) -> None:
+def _report_fault(directory: str, fault: Fault, message: str, action: str, error: BaseException | None) -> None:
     if not _parent_tells or config.current().strict:
         remedy = _LOCAL_REMEDY if levels.is_local(directory) else _REMEDY
         remedy = _LOCK_REMEDY if fault.reason is Reason.LOCK_HELD else remedy
@@ -297,9 +297,9 @@ def iter_lower_paths(path: str, root: str) -> Iterator[tuple[str, str]]:
     Such a file need not exist, and is not verified. Strict mode raises CacheWriteError if the shared tier cannot be
     used, EntryRefusedError if others can write to it.
     """
-    level, original, named = levels.find(root), counterpart(root), config.current().layers
+    level, original, named = levels.find(root), find_counterpart(root), config.current().layers
     if level is not None and _is_there(level.shared):
-        yield level.counterpart(path), level.counterpart(root)
+        yield level.find_counterpart(path), level.find_counterpart(root)
     for layer in named if original is None else (original, *named):
         if layer != root:
             yield os.path.join(layer, os.path.relpath(path, root)), layer

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import NamedTuple
 
-from safecache.files import ownership
+from safecache.fs import ownership
 from safecache.places import layout
 from safecache.reporting import waits
 from safecache.session import Part, inherit
@@ -24,20 +24,20 @@ from safecache.tiers import directory_faults
 __all__ = [
     "Level",
     "begin",
-    "counterpart",
-    "existing_caches",
     "find",
+    "find_counterpart",
+    "find_node_cache",
+    "find_objection",
+    "find_place",
+    "find_shared",
+    "find_shared_cache",
     "is_left_alone",
     "is_local",
     "is_place",
     "is_shared",
-    "know",
     "leave_alone",
-    "objection",
-    "of_this_node",
-    "place_of",
-    "shared_cache",
-    "shared_of",
+    "list_caches",
+    "register_level",
 ]
 
 _LONGEST_NAME = 80
@@ -52,7 +52,7 @@ class Level(NamedTuple):
     place: str
     shared: str
 
-    def counterpart(self, path: str) -> str:
+    def find_counterpart(self, path: str) -> str:
         """Return the path in the shared tier that corresponds to ``path`` in the local tier."""
         return self.shared + path[len(self.place) :]
 
@@ -65,31 +65,31 @@ class _State:
 _state: Part[_State] = Part(_State, inherit)
 
 
-def place_of(shared: str) -> str | None:
+def find_place(shared: str) -> str | None:
     """Return the local tier's directory for the cache ``shared``; None if none is wanted, or for a local tier."""
     local = config.current().local
     if local is None or is_local(shared):
         return None
-    return os.path.join(local, _folder(), _name(shared))
+    return os.path.join(local, _name_folder(), _name_place(shared))
 
 
-def _folder() -> str:
+def _name_folder() -> str:
     return f"safecache-local-{os.geteuid()}"
 
 
-def _name(shared: str) -> str:
+def _name_place(shared: str) -> str:
     readable = re.sub(r"[^A-Za-z0-9._]+", "-", shared).strip("-")[-_LONGEST_NAME:]
     return f"{readable}-{hashlib.sha256(os.fsencode(shared)).hexdigest()[:_DIGITS]}"
 
 
 def is_local(directory: str) -> bool:
     """Tell whether ``directory`` has the name of a local tier."""
-    return os.path.basename(os.path.dirname(directory)) == _folder()
+    return os.path.basename(os.path.dirname(directory)) == _name_folder()
 
 
-def shared_of(directory: str) -> str:
+def find_shared(directory: str) -> str:
     """Return the cache whose local tier is ``directory``, for this process or its parent; else ``directory``."""
-    found = config.redirected()
+    found = config.get_redirection()
     levels = _state.now.levels
     if directory in levels:
         return levels[directory].shared
@@ -98,53 +98,53 @@ def shared_of(directory: str) -> str:
 
 def is_place(directory: str, shared: str) -> bool:
     """Tell whether ``directory`` has the name of a local tier of ``shared``, under these settings or others."""
-    return directory.endswith(os.path.join(os.sep, _folder(), _name(shared)))
+    return directory.endswith(os.path.join(os.sep, _name_folder(), _name_place(shared)))
 
 
-def objection(place: str) -> str | None:
+def find_objection(place: str) -> str | None:
     """Return why this process cannot keep a local tier at ``place``; None if it can. Creates it for this user alone."""
-    against = directory_faults.objection(place, _make)
-    return ownership.why_not_private(place) if against is None else against
+    against = directory_faults.find_objection(place, _make_place)
+    return ownership.find_exposure(place) if against is None else against
 
 
-def _make(place: str) -> None:
+def _make_place(place: str) -> None:
     own = os.path.dirname(place)
     # Other users may have their local tiers beside ours.
     for directory, mode in ((os.path.dirname(own), 0o755), (own, 0o700), (place, 0o700)):
         os.makedirs(directory, mode, exist_ok=True)
 
 
-def know(place: str, shared: str) -> None:
+def register_level(place: str, shared: str) -> None:
     """Register ``place`` as the local tier of ``shared`` without redirecting torch, which is all a command needs."""
     _state.now.levels[place] = Level(place, shared)
 
 
 def begin(place: str, shared: str) -> None:
     """Have torch use ``place`` as the local tier of ``shared``."""
-    know(place, shared)
+    register_level(place, shared)
     if config.cache_directory() != place:
         config.redirect_cache(place, shared)
 
 
 def find(path: str) -> Level | None:
     """Return the local tier that ``path`` is, or is in; None if there is none."""
-    inherited, levels = config.redirected(), _state.now.levels
-    if inherited is not None and inherited[0] not in levels and place_of(inherited[1]) == inherited[0]:
+    inherited, levels = config.get_redirection(), _state.now.levels
+    if inherited is not None and inherited[0] not in levels and find_place(inherited[1]) == inherited[0]:
         levels[inherited[0]] = Level(*inherited)  # a compile worker may only use Triton's part of it
     return next((level for level in list(levels.values()) if f"{path}/".startswith(f"{level.place}/")), None)
 
 
-def counterpart(path: str) -> str | None:
+def find_counterpart(path: str) -> str | None:
     """Return the path in the shared tier for ``path`` in a local one; None if ``path`` is in no local tier."""
     level = find(path)
-    return None if level is None else level.counterpart(path)
+    return None if level is None else level.find_counterpart(path)
 
 
 def is_shared(directory: str) -> bool:
     """Tell whether ``directory`` is, or is in, a cache that has, or was meant to have, a local tier."""
     used = config.cache_directory()
     caches = [level.shared for level in list(_state.now.levels.values())]
-    if used is not None and place_of(used) is not None:
+    if used is not None and find_place(used) is not None:
         caches.append(used)
     return any(f"{directory}/".startswith(f"{cache}/") for cache in caches)
 
@@ -158,16 +158,16 @@ def leave_alone(shared: str, *, reading: bool) -> None:
 
 def is_left_alone(shared: str, *, reading: bool) -> bool:
     """Tell whether leave_alone() has suspended reads of a cache, or unless ``reading`` writes to it."""
-    return waits.breaker.now.seconds_left((shared, reading)) > 0
+    return waits.breaker.now.get_seconds_left((shared, reading)) > 0
 
 
-def existing_caches(environ: Mapping[str, str]) -> list[str]:
+def list_caches(environ: Mapping[str, str]) -> list[str]:
     """Return the existing cache directories of Inductor, its precompiled headers and Triton; none inside another.
 
     For Inductor it is the local tier, if one is wanted, since the shared one is not this node's alone.
     """
     candidates = []
-    for find in (of_this_node, layout.precompiled_header_dir, layout.triton_cache_dir):
+    for find in (find_node_cache, layout.precompiled_header_dir, layout.triton_cache_dir):
         with suppress(FileNotFoundError):
             candidates.append(find(environ))
     found: list[str] = []
@@ -178,17 +178,17 @@ def existing_caches(environ: Mapping[str, str]) -> list[str]:
     return found
 
 
-def of_this_node(environ: Mapping[str, str]) -> str:
+def find_node_cache(environ: Mapping[str, str]) -> str:
     """Return Inductor's cache, or its local tier if one is wanted. Raises as layout.inductor_cache_dir() does."""
     inductors = layout.inductor_cache_dir(environ)
-    return place_of(inductors) or inductors
+    return find_place(inductors) or inductors
 
 
-def shared_cache(environ: Mapping[str, str]) -> str | None:
+def find_shared_cache(environ: Mapping[str, str]) -> str | None:
     """Return the cache behind this node's local tier, and register that by know(); None if none is wanted."""
-    inductors = shared_of(layout.inductor_cache_dir(environ))
-    place = place_of(inductors)
+    inductors = find_shared(layout.inductor_cache_dir(environ))
+    place = find_place(inductors)
     if place is None:
         return None
-    know(place, inductors)
+    register_level(place, inductors)
     return inductors

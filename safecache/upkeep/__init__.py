@@ -1,4 +1,4 @@
 """Maintenance of caches: list, trim, audit, adopt, re-seal and copy.
 
-May import the rooms up to patching.
+May import the packages up to patching.
 """

@@ -10,11 +10,12 @@ from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
 
-from safecache.code import device_kernels, kept_code, ninja_builds, packages
+from safecache.built_code import device_kernels, kept_code, ninja_builds, packages
+from safecache.crash_guard import strikes
 from safecache.errors import EntryRefusedError
-from safecache.files import folders, opening, ownership, parallel
-from safecache.files.folders import Folder
-from safecache.places import layout, ours, refs
+from safecache.fs import folders, opening, ownership, parallel
+from safecache.fs.folders import Folder
+from safecache.places import layout, metadata, refs
 from safecache.places.layout import CodeFile, Location
 from safecache.reporting.kinds import Count, Kind, Reason
 from safecache.reporting.report import Refusal
@@ -23,7 +24,6 @@ from safecache.signing import keyring, provenance, seal, trust
 from safecache.signing.keyring import Key
 from safecache.store import entry_files, gate, manifests, quarantine
 from safecache.store.groups import Group
-from safecache.trials import strikes
 from safecache.upkeep import inventory
 
 __all__ = [
@@ -39,7 +39,7 @@ __all__ = [
     "list_quarantined",
     "list_struck",
     "remove_quarantined",
-    "replace",
+    "replace_entry",
     "restore_quarantined",
     "seal_each",
 ]
@@ -73,7 +73,7 @@ def audit(locations: Iterable[Location], code: Iterable[CodeFile], tell: Callabl
     outcomes: Counter[str] = Counter()
     refused = []
     files: list[Location | CodeFile] = [*locations, *code]
-    for found in parallel.map_in_threads(_judge, files):
+    for found in parallel.map_in_threads(_judge_file, files):
         tell()
         outcomes[found.reason if isinstance(found, Refused) else found.value] += 1
         if isinstance(found, Refused):
@@ -81,12 +81,12 @@ def audit(locations: Iterable[Location], code: Iterable[CodeFile], tell: Callabl
     return Audit(dict(outcomes), refused)
 
 
-def _judge(file: Location | CodeFile) -> Count | Refused:
+def _judge_file(file: Location | CodeFile) -> Count | Refused:
     try:
         if isinstance(file, CodeFile):
-            found = gate.refusal_for_file(file) or Count.CODE_VERIFIED
+            found = gate.judge_file(file) or Count.CODE_VERIFIED
         else:
-            content = entry_files.read_entry(file.path, entry_files.max_entry_size(file.kind))
+            content = entry_files.read_unverified_entry(file.path, entry_files.max_entry_size(file.kind))
             found = trust.examine(content, file.kind, file.cache_key, file.path)
     except opening.UnusableEntry as error:
         return Refused(file.path, error.reason.value, error.detail)
@@ -115,11 +115,11 @@ def seal_each(steps: Iterable[tuple[str, Callable[[], bool]]]) -> Resealing:
     return Resealing(done.count(True), done.count(False), skipped)
 
 
-def replace(location: Location, content: bytes, root: str, key: Key, origin: Mapping[str, str]) -> None:
+def replace_entry(location: Location, content: bytes, root: str, key: Key, origin: Mapping[str, str]) -> None:
     """Put the payload of ``content``, sealed with ``key``, in place of the file there. Raises OSError."""
-    payload, namespace = seal.payload_of(content), config.current().namespace
+    payload, namespace = seal.strip_unverified(content), config.current().namespace
     sealed = seal.attach(payload, location.kind, location.cache_key, key, origin, namespace)
-    entry_files.publish(os.path.join(os.path.dirname(location.path), layout.entry_name(sealed)), sealed, root)
+    entry_files.publish(os.path.join(os.path.dirname(location.path), layout.name_entry(sealed)), sealed, root)
     with folders.open_parent(root, location.path) as (folder, name):
         folder.unlink(name)
 
@@ -134,16 +134,16 @@ def countersign(locations: Iterable[Location], code: Iterable[CodeFile]) -> Rese
     keys, namespace = keyring.current(), config.current().namespace
 
     def seal_entry(location: Location) -> bool:
-        content = entry_files.read_entry(location.path, entry_files.max_entry_size(location.kind))
+        content = entry_files.read_unverified_entry(location.path, entry_files.max_entry_size(location.kind))
         verdict = seal.verify(content, location.kind, location.cache_key, keys.find, namespace)
-        origin = _countersigned(verdict, key)
+        origin = _countersign_origin(verdict, key)
         if origin is not None:
-            replace(location, content, layout.cache_root(location.path), key, origin)
+            replace_entry(location, content, layout.find_cache_root(location.path), key, origin)
         return origin is not None
 
     def seal_record(file: CodeFile) -> bool:
         verdict, stated = manifests.read(file)
-        origin = _countersigned(verdict, key)
+        origin = _countersign_origin(verdict, key)
         if origin is None:
             return False
         if entry_files.digest(file.path, entry_files.max_entry_size(file.kind)).hex() != stated["sha256"]:
@@ -156,12 +156,12 @@ def countersign(locations: Iterable[Location], code: Iterable[CodeFile]) -> Rese
     )
 
 
-def _countersigned(verdict: seal.Verdict, key: Key) -> dict[str, str] | None:
+def _countersign_origin(verdict: seal.Verdict, key: Key) -> dict[str, str] | None:
     """The provenance to seal again with ``key``; None if that has sealed it. Raises EntryRefusedError if nobody has."""
     if verdict.reason in trust.UNATTESTED:
         raise EntryRefusedError(f"{verdict.reason.value}: nobody that is trusted has sealed it")
     if verdict.reason is not None:
-        raise EntryRefusedError(f"{verdict.reason.value}: {trust.evidence(verdict)}")
+        raise EntryRefusedError(f"{verdict.reason.value}: {trust.explain_verdict(verdict)}")
     if verdict.key_id is None or verdict.key_id == key.id:
         return None
     return {**(verdict.provenance or {}), "countersigned": verdict.key_id.hex()}
@@ -181,39 +181,39 @@ def adopt(root: str) -> Resealing:
         return seal_each([(root, partial(packages.adopt, root))])
     os.scandir(root).close()
     key, keys = keyring.sealing_key(), keyring.current()
-    objection = ownership.why_not_private(root)
+    objection = ownership.find_exposure(root)
     if objection is not None:
         raise EntryRefusedError(f"{root} is not private, so its entries are not sealed: {objection}")
 
     def seal_file(location: layout.Location) -> bool:
-        content = _adoptable(location, keys)
+        content = _read_adoptable(location, keys)
         if content is not None:
-            replace(location, content, root, key, {**provenance.statement(location.kind), "adopted": "yes"})
+            replace_entry(location, content, root, key, {**provenance.make_statement(location.kind), "adopted": "yes"})
         return content is not None
 
     steps = [(location.path, partial(seal_file, location)) for location in layout.walk(root)]
-    built = {path: step for build in ninja_builds.find_builds(root) for path, step in build.adoptions()}
+    built = {path: step for build in ninja_builds.find_builds(root) for path, step in build.find_adoptions()}
     steps += [
         (file.path, partial(_adopt_code, file, kept_code.keep_library)) for file in kept_code.find_libraries(root)
     ]
     steps += [(directory, partial(_adopt_group, directory, names)) for directory, names in kept_code.find_groups(root)]
     steps += [
         (file.path, partial(_adopt_code, file))
-        for file in layout.code(root)
+        for file in layout.walk_code(root)
         if os.path.realpath(file.path) not in built
     ]
-    return seal_each([*steps, *built.items(), *device_kernels.adoptions(root)])
+    return seal_each([*steps, *built.items(), *device_kernels.find_adoptions(root)])
 
 
 def _adopt_code(file: CodeFile, keep: Callable[[str, bytes], None] = lambda *_: None) -> bool:
-    refusal = gate.refusal_for_file(file)
+    refusal = gate.judge_file(file)
     return _adopt_content(file, refusal, lambda: _digest_private(file.path), keep)
 
 
 def _adopt_group(directory: str, names: Iterable[str]) -> bool:
     digests = {name: _digest_private(os.path.join(directory, name)) for name in names}
     file, digest = kept_code.name_group(directory, digests)
-    return _adopt_content(file, gate.refusal_for_content(file, digest), lambda: digest)
+    return _adopt_content(file, gate.judge_content(file, digest), lambda: digest)
 
 
 def _digest_private(path: str) -> bytes:
@@ -231,7 +231,7 @@ def _adopt_content(
         return False
     if refusal.reason in trust.UNATTESTED:
         digest = digest_of()
-        refusal = gate.refusal_for_content(file, digest, is_private=True)
+        refusal = gate.judge_content(file, digest, is_private=True)
     if refusal is not None:
         raise EntryRefusedError(f"{refusal.reason.value}: {refusal.evidence}")
     gate.attest_file(file, digest=digest)
@@ -239,22 +239,22 @@ def _adopt_content(
     return True
 
 
-def _adoptable(location: layout.Location, keys: keyring.Keyring) -> bytes | None:
+def _read_adoptable(location: layout.Location, keys: keyring.Keyring) -> bytes | None:
     """The content of one file; None if it is sealed already. Raises for one that is not private or not intact."""
     most = entry_files.max_entry_size(location.kind, unsealed=True)
-    content = entry_files.read_entry(location.path, most)
+    content = entry_files.read_unverified_entry(location.path, most)
     verdict = seal.verify(content, location.kind, location.cache_key, keys.find, config.current().namespace)
     if verdict.reason is None:
         return None
     if verdict.reason not in trust.UNATTESTED:
-        raise EntryRefusedError(f"{verdict.reason.value}: {trust.evidence(verdict)}")
-    refusal = trust.contradiction(content, location.kind, location.cache_key)
+        raise EntryRefusedError(f"{verdict.reason.value}: {trust.explain_verdict(verdict)}")
+    refusal = trust.find_contradiction(content, location.kind, location.cache_key)
     if refusal is not None:
         raise EntryRefusedError(f"{refusal.reason.value}: {refusal.evidence}")
-    private = entry_files.read(location.path, most, check=opening.check_private(location.path))
+    private = entry_files.read_unverified(location.path, most, check=opening.check_private(location.path))
     if private != content:
         raise EntryRefusedError("it was replaced while it was looked at")
-    if os.path.basename(location.path) != layout.entry_name(content):
+    if os.path.basename(location.path) != layout.name_entry(content):
         raise EntryRefusedError("damaged: its name is not the hash of its content")
     return content
 
@@ -276,14 +276,14 @@ class Quarantined(NamedTuple):
     @property
     def path(self) -> str:
         """Path of the item in the quarantine."""
-        return ours.metadata_path(self.root, ours.QUARANTINE, self.name)
+        return metadata.make_path(self.root, metadata.QUARANTINE, self.name)
 
 
 def list_quarantined(directories: Iterable[str]) -> list[Quarantined]:
     """Return all quarantined items of these cache directories, in their order. Raises OSError."""
-    found = [group for directory in directories for group in inventory.take(directory).groups]
+    found = [group for directory in directories for group in inventory.take_inventory(directory).groups]
     return [
-        _told(group)
+        _describe_item(group)
         for group in found
         if group.kind is Kind.QUARANTINE
         and quarantine.is_its_name(group.name)
@@ -291,10 +291,10 @@ def list_quarantined(directories: Iterable[str]) -> list[Quarantined]:
     ]
 
 
-def _told(group: Group) -> Quarantined:
+def _describe_item(group: Group) -> Quarantined:
     note = f"{group.name}.json"
     there = [file for file in group.files if os.path.basename(file.path) != note]
-    said = quarantine.note_at(ours.metadata_path(group.root, ours.QUARANTINE, note))
+    said = quarantine.read_note(metadata.make_path(group.root, metadata.QUARANTINE, note))
     size = sum(file.size for file in there)
     return Quarantined(
         group.name, group.root, said.get("from", ""), said.get("reason", ""), said.get("time", ""), size, len(there)
@@ -321,23 +321,23 @@ def _find_place(item: Quarantined) -> Location | CodeFile | None:
 
 def find_objection(item: Quarantined) -> str | None:
     """Return the reason for which a load would refuse ``item`` if restored; None if accepted. Raises OSError."""
-    with quarantine.opened(item.root) as directory:
-        return _objection(directory, item, _find_place(item))
+    with quarantine.open_quarantine(item.root) as directory:
+        return _judge_item(directory, item, _find_place(item))
 
 
-def _objection(directory: Folder, item: Quarantined, place: Location | CodeFile | None) -> str | None:
+def _judge_item(directory: Folder, item: Quarantined, place: Location | CodeFile | None) -> str | None:
     if place is None:
         return "where it lay, as far as its note tells, nothing is kept that has a seal"
     within, most = f"{directory.path}/{item.name}", entry_files.max_entry_size(place.kind)
     try:
-        opening.check_regular(directory.status(item.name))
+        opening.check_regular(directory.get_status(item.name))
         if isinstance(place, Location):
-            found = trust.examine(entry_files.read(within, most), place.kind, place.cache_key, place.path)
+            found = trust.examine(entry_files.read_unverified(within, most), place.kind, place.cache_key, place.path)
             return found.evidence if isinstance(found, Refusal) else None
         digest = entry_files.digest(within, most)
     except opening.UnusableEntry as error:
         return f"it is {error.detail}"
-    refusal = gate.refusal_for_content(place, digest, manifests.records(place), is_private=False)
+    refusal = gate.judge_content(place, digest, manifests.read_unverified_records(place), is_private=False)
     if refusal is not None and refusal.reason in trust.UNATTESTED:
         return "there is no record of it that a trusted key has sealed"
     return None if refusal is None else refusal.evidence
@@ -350,18 +350,18 @@ def restore_quarantined(item: Quarantined) -> str:
     taken. In each case the item stays in the quarantine.
     """
     place = _find_place(item)
-    with quarantine.opened(item.root) as directory:
-        reason = _objection(directory, item, place)
+    with quarantine.open_quarantine(item.root) as directory:
+        reason = _judge_item(directory, item, place)
         if place is None or reason is not None:
             raise EntryRefusedError(f"{item.name} is not restored, for it would be refused again: {reason}")
         *way, name = place.path.removeprefix(os.path.join(item.root, "")).split(os.sep)
         with folders.open_subdirectory(item.root, way, make=True) as parent:
-            _link(item.name, directory, name, parent)
+            _link_item(item.name, directory, name, parent)
         quarantine.remove(directory, item.name)
     return place.path
 
 
-def _link(source: str, above: Folder, name: str, parent: Folder) -> None:
+def _link_item(source: str, above: Folder, name: str, parent: Folder) -> None:
     """Unlike a renaming this replaces nothing, except on a file system without hard links."""
     try:
         above.link(source, parent, name)
@@ -373,7 +373,7 @@ def _link(source: str, above: Folder, name: str, parent: Folder) -> None:
 
 def remove_quarantined(item: Quarantined) -> bool:
     """Delete ``item`` and its note; return False if it still exists, such as another user's. Raises OSError."""
-    with quarantine.opened(item.root) as directory:
+    with quarantine.open_quarantine(item.root) as directory:
         quarantine.remove(directory, item.name)
         return not os.path.lexists(f"{directory.path}/{item.name}")
 
@@ -399,7 +399,7 @@ def list_struck(roots: Iterable[str]) -> Iterator[Struck]:
     """Yield the keys with crash strikes in the caches ``roots``, in each the latest strike first. Raises OSError."""
     for root in roots:
         found = strikes.read(root).keys
-        names = {refs.digest(kind.word, key): text for kind, key, text in _names(root)} if found else {}
+        names = {refs.digest(kind.word, key): text for kind, key, text in _list_names(root)} if found else {}
         for hash, (number, moment) in sorted(found.items(), key=lambda each: -each[1][1]):
             yield Struck(root, hash, names.get(hash, _ELSEWHERE), number, moment)
 
@@ -407,10 +407,10 @@ def list_struck(roots: Iterable[str]) -> Iterator[Struck]:
 _ELSEWHERE = "what is not in the cache: compiled ahead of time, or removed"
 
 
-def _names(root: str) -> Iterator[tuple[Kind, str, str]]:
+def _list_names(root: str) -> Iterator[tuple[Kind, str, str]]:
     for entry in layout.walk(root):
         yield entry.kind, entry.cache_key, f"{entry.kind.noun} {entry.cache_key}"
-    paths = [code.path for code in layout.code(root)]
+    paths = [code.path for code in layout.walk_code(root)]
     with suppress(OSError):  # it is not known then what lay there
         paths += [item.origin for item in list_quarantined([root])]
     for path in paths:

@@ -10,9 +10,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from safecache.code.triton_place import LIST
+from safecache.built_code.triton_place import LIST
 from safecache.explain import key_records
-from safecache.files import folders, opening
+from safecache.fs import folders, opening
 from safecache.places.layout import LOADED, CodeFile
 from safecache.reporting.kinds import Evidence, Kind, Reason
 from safecache.settings import config
@@ -33,11 +33,11 @@ __all__ = [
     "Signature",
     "describe",
     "find_keys",
-    "kernels",
-    "keys",
-    "read",
-    "signatures_in",
-    "take",
+    "list_items",
+    "list_signatures",
+    "read_unverified_kernels",
+    "read_unverified_keys",
+    "read_unverified_metadata",
 ]
 
 # What is not a Reason against a file: its seal holds; or it needs none, being compared with what is generated.
@@ -59,7 +59,7 @@ class Signature(NamedTuple):
     provenance: Mapping[str, str] = MappingProxyType({})
 
 
-def signatures_in(group: Group) -> list[Signature]:
+def list_signatures(group: Group) -> list[Signature]:
     """Return the signatures of the group's files that have a seal or record, or should have one.
 
     Files that have been removed are left out. The list is empty for a kind that is never sealed.
@@ -72,7 +72,7 @@ def signatures_in(group: Group) -> list[Signature]:
             end, size = opening.read_end(path, opening.check_regular, _LONGEST_SEAL, flags=os.O_NOFOLLOW)
             return seal.inspect(end, size, group.kind, group.name, find, namespace)
 
-        return list(_each(paths, inspect))
+        return list(_read_signatures(paths, inspect))
     if not group.kind.has_record:
         return []
     if group.kind is Kind.KERNEL:
@@ -82,10 +82,10 @@ def signatures_in(group: Group) -> list[Signature]:
     else:
         stating = [path for path in paths if path.endswith(_BUILT)] or paths[:1]
     kind = Kind.NATIVE_CODE if group.kind is Kind.HEADER else group.kind
-    return list(_each(stating, lambda path: _of_record(path, group.root, kind)))
+    return list(_read_signatures(stating, lambda path: _verify_record(path, group.root, kind)))
 
 
-def _each(paths: Iterable[str], read: Callable[[str], Verdict | None]) -> Iterator[Signature]:
+def _read_signatures(paths: Iterable[str], read: Callable[[str], Verdict | None]) -> Iterator[Signature]:
     for path in paths:
         try:
             opening.check_regular(os.lstat(path))
@@ -108,7 +108,7 @@ def _each(paths: Iterable[str], read: Callable[[str], Verdict | None]) -> Iterat
             yield Signature(path, verdict.reason.value, signer)
 
 
-def _of_record(path: str, root: str, kind: Kind) -> Verdict | None:
+def _verify_record(path: str, root: str, kind: Kind) -> Verdict | None:
     """Verify the record of the file at ``path``; return None for a generated source, which needs none."""
     if kind is Kind.NATIVE_CODE and not path.endswith(_BUILT):
         return None
@@ -136,10 +136,10 @@ _CPP_KERNEL = re.compile(rb'^extern "C"\s.*?^\}', re.MULTILINE | re.DOTALL)
 _KEY = re.compile(rb"\x8c\x34([cf][a-z2-7]{51})")
 
 
-def kernels(paths: Iterable[str]) -> tuple[str, ...]:
+def read_unverified_kernels(paths: Iterable[str]) -> tuple[str, ...]:
     """Return the kernels that these files name in their first 4 MiB, by first mention. Skips unreadable files."""
     names: dict[str, None] = {}
-    for content in map(_read, paths):
+    for content in map(_read_unverified, paths):
         for found in _FUSED.finditer(content):
             before = _BEFORE.search(content, max(0, found.start() - _LONGEST_BEFORE), found.start())
             if before is not None:
@@ -147,9 +147,9 @@ def kernels(paths: Iterable[str]) -> tuple[str, ...]:
     return tuple(names)
 
 
-def keys(paths: Iterable[str]) -> tuple[str, ...]:
+def read_unverified_keys(paths: Iterable[str]) -> tuple[str, ...]:
     """Return the cache keys that these pickles name in their first 4 MiB, by first mention. Skips unreadable files."""
-    return find_keys(map(_read, paths))
+    return find_keys(map(_read_unverified, paths))
 
 
 def find_keys(contents: Iterable[bytes]) -> tuple[str, ...]:
@@ -157,7 +157,7 @@ def find_keys(contents: Iterable[bytes]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(key.decode() for content in contents for key in _KEY.findall(content, 0, _MOST_NAMES)))
 
 
-def _read(path: str) -> bytes:
+def _read_unverified(path: str) -> bytes:
     try:
         return opening.read_regular(path, opening.check_regular, flags=os.O_NOFOLLOW, limit=_MOST_NAMES)
     except (OSError, opening.UnusableEntry):
@@ -178,20 +178,20 @@ class KernelMetadata(NamedTuple):
     options: tuple[tuple[str, str], ...] = ()
 
 
-def read(paths: Iterable[str]) -> KernelMetadata:
+def read_unverified_metadata(paths: Iterable[str]) -> KernelMetadata:
     """Read name, GPU and Triton version of the kernel with these files; empty where unknown or unreadable."""
     named = {os.path.basename(path): path for path in paths}
     for name in sorted(named):
         if name.startswith(LIST):
             metadata = name.removeprefix(LIST)
-            fields = _fields(named[metadata]) if metadata in named else {}
-            return _described(metadata.removesuffix(".json"), fields)
+            fields = _read_unverified_fields(named[metadata]) if metadata in named else {}
+            return _describe_kernel(metadata.removesuffix(".json"), fields)
     # A module that Triton has built for itself, such as cuda_utils, has no metadata.
     modules = [name for name in sorted(named) if name.endswith(".so")]
     return KernelMetadata(modules[0].split(".")[0] if modules else "")
 
 
-def _fields(path: str) -> dict[str, Any]:
+def _read_unverified_fields(path: str) -> dict[str, Any]:
     try:
         content = opening.read_regular(path, opening.check_regular, flags=os.O_NOFOLLOW, limit=_MOST)
         fields = json.loads(content)
@@ -200,21 +200,21 @@ def _fields(path: str) -> dict[str, Any]:
     return fields if isinstance(fields, dict) else {}
 
 
-def _described(name: str, fields: dict[str, Any]) -> KernelMetadata:
+def _describe_kernel(name: str, fields: dict[str, Any]) -> KernelMetadata:
     target = fields.get("target")
     target = target if isinstance(target, dict) else {}
-    architecture = _text(target.get("arch"))
+    architecture = _cap_text(target.get("arch"))
     is_nvidia = target.get("backend") == "cuda" and architecture.isdecimal()
-    options = ((option, _text(fields.get(option))) for option in ("num_warps", "num_stages", "num_ctas", "shared"))
+    options = ((option, _cap_text(fields.get(option))) for option in ("num_warps", "num_stages", "num_ctas", "shared"))
     return KernelMetadata(
-        _text(fields.get("name")) or name,
+        _cap_text(fields.get("name")) or name,
         f"sm_{architecture}" if is_nvidia else architecture,
-        _text(fields.get("triton_version")),
+        _cap_text(fields.get("triton_version")),
         tuple((option, text) for option, text in options if text),
     )
 
 
-def _text(value: object) -> str:
+def _cap_text(value: object) -> str:
     return str(value)[:_LONGEST_TEXT] if isinstance(value, (str, int, float)) else ""
 
 
@@ -255,7 +255,7 @@ class Catalogue(NamedTuple):
         of_kind = {kind: [item.group for item in self.items if item.group.kind is kind] for kind in _WITH_GRAPHS}
         sources = [path for group in of_kind[Kind.NATIVE_CODE] for path in group.paths if path.endswith(".py")]
         graphs = {group.name: group for group in of_kind[Kind.FX_ENTRY]}
-        return Known(graphs, self.records, _cpp_kernels(sources))
+        return Known(graphs, self.records, _map_cpp_kernels(sources))
 
 
 class Description(NamedTuple):
@@ -287,26 +287,26 @@ class Description(NamedTuple):
         return f"{self.names[0]}{more}" if self.names else ""
 
 
-def take(directories: Iterable[str], kinds: Collection[Kind]) -> Catalogue:
+def list_items(directories: Iterable[str], kinds: Collection[Kind]) -> Catalogue:
     """Return the items of these ``kinds`` in these cache directories. Raises OSError if one cannot be read."""
     items, files, size = [], 0, 0
     records: dict[str, str] = {}
     for directory in directories:
-        found = inventory.take(directory)
-        items += [_item(directory, group) for group in found.groups if group.kind in kinds]
+        found = inventory.take_inventory(directory)
+        items += [_make_item(directory, group) for group in found.groups if group.kind in kinds]
         files += len(found.other)
         size += sum(file.size for file in found.other)
         kept = (group for group in found.groups if group.kind is Kind.KEY_RECORD)
-        records.update((key_records.key_of(file.path), file.path) for group in kept for file in group.files)
+        records.update((key_records.parse_key(file.path), file.path) for group in kept for file in group.files)
     return Catalogue(items, (files, size), records)
 
 
-def _item(directory: str, group: Group) -> Item:
+def _make_item(directory: str, group: Group) -> Item:
     stamps = group.stamps
     made = [file.modified for file in group.all_files] or stamps
     # That of a directory changes with what is added to it, not with what is used.
     if len(group.paths) == 1 and group.files and group.files[0].path != group.paths[0]:
-        made = [*made, folders.modified(group.paths[0]) or made[0]]
+        made = [*made, folders.get_mtime(group.paths[0]) or made[0]]
     return Item(directory, group, group.size, min(made, default=0.0), max(stamps, default=0.0))
 
 
@@ -315,18 +315,18 @@ def describe(item: Item, known: Known) -> Description | None:
     group = item.group
     if not any(folders.is_there(path) for path in group.paths or [file.path for file in group.all_files]):
         return None
-    seals = signatures_in(group)
+    seals = list_signatures(group)
     provenance = next((seal.provenance for seal in seals if seal.provenance), {})
     metadata = KernelMetadata("")
     kernels: tuple[str, ...] = ()
     if group.kind is Kind.KERNEL:
-        metadata = read(file.path for file in group.files)
+        metadata = read_unverified_metadata(file.path for file in group.files)
         kernels = (metadata.name,) if metadata.name else ()
     elif group.kind in _WITH_GRAPHS:
-        kernels = _kernels(group, known)
+        kernels = _find_kernels(group, known)
     return Description(
         kernels,
-        "" if kernels else _source(group, known.records),
+        "" if kernels else _name_source(group, known.records),
         metadata.gpu or provenance.get("gpu", ""),
         provenance.get("torch", ""),
         provenance.get("triton", "") or metadata.triton,
@@ -336,34 +336,36 @@ def describe(item: Item, known: Known) -> Description | None:
     )
 
 
-def _source(group: Group, records: Mapping[str, str]) -> str:
+def _name_source(group: Group, records: Mapping[str, str]) -> str:
     if any(path.endswith(LOADED) for path in group.paths):
         return "probe of vector instructions"
     path = records.get(group.name)
-    record = key_records.read(path) if path is not None else None
-    return key_records.capped(record.name) if record is not None else ""
+    record = key_records.read_unverified(path) if path is not None else None
+    return key_records.cap_text(record.name) if record is not None else ""
 
 
-def _kernels(group: Group, known: Known) -> tuple[str, ...]:
+def _find_kernels(group: Group, known: Known) -> tuple[str, ...]:
     """Return the kernels that the group's bytes name, or else those of its AOT entry's graphs or of its C++."""
     paths = [file.path for file in group.files]
-    found = kernels(paths)
+    found = read_unverified_kernels(paths)
     if found or group.kind is Kind.FX_ENTRY:
         return found
     if group.kind is Kind.AOT_ENTRY:
         graphs = known.graphs
-        return kernels(file.path for key in keys(paths) if key in graphs for file in graphs[key].files)
-    texts = [text for path in paths if path.endswith(".cpp") for text in _CPP_KERNEL.findall(_read(path))]
+        return read_unverified_kernels(
+            file.path for key in read_unverified_keys(paths) if key in graphs for file in graphs[key].files
+        )
+    texts = [text for path in paths if path.endswith(".cpp") for text in _CPP_KERNEL.findall(_read_unverified(path))]
     return tuple(known.cpp_kernels[text] for text in texts if text in known.cpp_kernels)
 
 
-def _cpp_kernels(sources: Iterable[str]) -> dict[bytes, str]:
+def _map_cpp_kernels(sources: Iterable[str]) -> dict[bytes, str]:
     """Map the text of each C++ kernel to its name in the generated Python files ``sources``.
 
     The C++ file itself has no name for the kernel: the function is always ``kernel``.
     """
     named = {}
-    for content in map(_read, sources):
+    for content in map(_read_unverified, sources):
         for name, code in _CPP_SOURCE.findall(content):
             named.update(dict.fromkeys(_CPP_KERNEL.findall(code), name.decode()))
     return named

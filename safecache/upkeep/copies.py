@@ -15,9 +15,9 @@ from enum import Enum
 from functools import partial
 from typing import NamedTuple, Protocol
 
-from safecache.code import vllm_files
+from safecache.built_code import vllm_files
 from safecache.errors import SafecacheError
-from safecache.files import folders, opening, parallel
+from safecache.fs import folders, opening, parallel
 from safecache.places import layout
 from safecache.places.refs import Ref
 from safecache.ports import Bundle
@@ -102,7 +102,7 @@ class Summary(NamedTuple):
 class Source(Protocol):
     """Source of bundles to copy. Both methods may raise OSError, SafecacheError and Unavailable."""
 
-    def listings(self) -> Iterator[Listing]:
+    def list_bundles(self) -> Iterator[Listing]:
         """Yield what it has."""
 
     def read(self, listing: Listing) -> Bundle:
@@ -135,12 +135,12 @@ def copy(
     keyring.current()  # by one thread: the first use makes a key
     named: dict[str, list[tuple[Source, Listing]]] = {}
     for source in sources:
-        for listing in source.listings():
+        for listing in source.list_bundles():
             named.setdefault(wire.name_bundle(listing.ref), []).append((source, listing))
-    complete = destination.find_complete([_joined_listing(having) for having in named.values()])
+    complete = destination.find_complete([_join_listings(having) for having in named.values()])
     tell(len(named), None)
     counts, problems, size = Counter[Fate](), list[Step](), 0
-    step = partial(_attempt, destination, () if again else complete, again)
+    step = partial(_copy_bundle, destination, () if again else complete, again)
     for done in parallel.map_in_threads(step, sorted(named.items()), threads):
         tell(len(named), done)
         counts[done.fate] += 1
@@ -150,13 +150,13 @@ def copy(
     return Summary(counts, size, problems)
 
 
-def _joined_listing(having: list[tuple[Source, Listing]]) -> Listing:
+def _join_listings(having: list[tuple[Source, Listing]]) -> Listing:
     names = [listing.names for _, listing in having]
     known = [each for each in names if each is not None]
     return having[0][1]._replace(names=set().union(*known) if len(known) == len(names) else None)
 
 
-def _attempt(
+def _copy_bundle(
     destination: Destination, complete: Collection[Ref], again: bool, item: tuple[str, list[tuple[Source, Listing]]]
 ) -> Step:
     name, having = item
@@ -197,29 +197,29 @@ class Directory:
         self._path = os.path.realpath(path)
         self._refs: dict[Ref, Ref] = {}
 
-    def caches(self) -> Iterator[tuple[str, str]]:
+    def find_caches(self) -> Iterator[tuple[str, str]]:
         """Yield the caches that it is, or has if it is vLLM's, each below what a frame calls it. Raises OSError."""
         below = os.path.join(self._path, layout.VLLM_FOLDER)
         top = below if os.path.isdir(below) else self._path
-        nested = list(layout.vllm_caches(top))
+        nested = list(layout.find_vllm_caches(top))
         if nested or os.path.basename(top) == layout.VLLM_FOLDER:
             yield VLLM, top
             yield from ((f"{VLLM}/{os.path.relpath(cache, top)}", cache) for cache in nested)
         elif os.path.basename(self._path) != layout.HEADERS_FOLDER:
             yield (TRITON if _is_tritons(self._path) else INDUCTOR), self._path
 
-    def listings(self) -> Iterator[Listing]:
+    def list_bundles(self) -> Iterator[Listing]:
         """Yield what lies there, see Source."""
-        for root, directory in self.caches():
+        for root, directory in self.find_caches():
             config.name_cache(directory)
-            lying = vllm_files.bundles_in(directory) if root == VLLM else inventory.bundles_in(directory)
+            lying = vllm_files.find_bundles(directory) if root == VLLM else inventory.list_bundles(directory)
             for ref in lying:
                 below = os.path.relpath(ref.root, directory)
                 placed = ref._replace(root=root if below == os.curdir else f"{root}/{below}")
                 if wire.is_placed(placed):
                     self._refs[placed] = ref
-                    names = ref.names()
-                    yield Listing(placed, {name for name in names if folders.is_there(ref.file(name).path)})
+                    names = ref.list_names()
+                    yield Listing(placed, {name for name in names if folders.is_there(ref.name_file(name).path)})
 
     def read(self, listing: Listing) -> Bundle:
         """Read what of it verifies, see Source."""
@@ -230,7 +230,7 @@ class Directory:
 
 def _is_tritons(directory: str) -> bool:
     """Whether it is Triton's own cache: Inductor's has no keys of Triton's at its top, or other folders too."""
-    names = folders.names_in(directory)
+    names = folders.list_directory(directory)
     is_inductors = any(name in _INDUCTORS or layout.CODE_FOLDER.fullmatch(name) for name in names)
     return not is_inductors and any(layout.TRITON_KEY.fullmatch(name) for name in names)
 
@@ -252,11 +252,11 @@ class Caches(NamedTuple):
     @classmethod
     def locate(cls, directory: str | None) -> Caches:
         """Locate those that this environment uses, or a program whose cache is this directory. Raises OSError."""
-        environ = config.child_environment()
+        environ = config.copy_environment()
         triton = os.path.realpath(layout.triton_cache_dir(environ))
         if directory is None:
             only_triton = bool(environ.get("TRITON_CACHE_DIR"))
-            return cls(levels.of_this_node(environ), triton, layout.vllm_cache_dir(environ), only_triton)
+            return cls(levels.find_node_cache(environ), triton, layout.vllm_cache_dir(environ), only_triton)
         own = os.path.realpath(directory)
         return cls(own, own, os.path.join(own, layout.VLLM_FOLDER), own == triton)
 
@@ -269,25 +269,25 @@ class Caches(NamedTuple):
 
     def _find_if_complete(self, listing: Listing) -> Ref | None:
         ref, names = listing
-        here = self._names(ref)
+        here = self._find_names(ref)
         is_complete = here and (ref.kind not in ENTRIES or (names is not None and here.issuperset(names)))
         return ref if is_complete else None
 
     def write(self, bundle: Bundle, *, again: bool) -> Step:
         """Publish what is lacking, see Destination."""
-        ref, here = self._place(bundle.ref), set[str]() if again else self._names(bundle.ref)
+        ref, here = self._place_ref(bundle.ref), set[str]() if again else self._find_names(bundle.ref)
         lacking = [file for file in bundle.files if file.name not in here]
         if not bundles.publish(lacking, ref, bundle.origin):
             return Step("", Fate.FAILED, 0, f"it cannot be written to {ref.directory}")
         return Step("", Fate.DONE, sum(len(file.content) for file in lacking))
 
-    def _names(self, ref: Ref) -> set[str]:
+    def _find_names(self, ref: Ref) -> set[str]:
         try:
-            return {file.name for file in bundles.read_verified_files(self._place(ref))}
+            return {file.name for file in bundles.read_verified_files(self._place_ref(ref))}
         except OSError:
             return set()  # writing it says what is wrong with that
 
-    def _place(self, ref: Ref) -> Ref:
+    def _place_ref(self, ref: Ref) -> Ref:
         """Return ``ref``, whose root is as in a frame, with the root of the cache that it stands for."""
         top, _, below = ref.root.partition("/")
         place = {INDUCTOR: self.inductor, TRITON: self.triton, VLLM: self.vllm}[top]
@@ -307,37 +307,37 @@ class Remote:
     @classmethod
     def locate(cls, url: str) -> Remote:
         """The one at this URL. Raises ConfigError for what it needs and is not installed."""
-        found = client.background_client(url)
+        found = client.get_background(url)
         assert found is not None, "it is that of the URL"
         return cls(found)
 
-    def listings(self) -> Iterator[Listing]:
-        before = stores.prefix()
+    def list_bundles(self) -> Iterator[Listing]:
+        before = stores.make_prefix()
         pulled = [held for held in list_remote(self._remote) if held.kind is None or held.kind.tiers.is_pulled]
         ours = {held.stored.name[len(before) :]: held.kind for held in pulled if held.is_of_this_build}
         self.elsewhere = len(pulled) - len(ours)
-        stated = self._read_rows(ours)
+        stated = self._read_unverified_rows(ours)
         for name, kind in ours.items():
             row = stated.get(name)
             if row is not None and _is_placed(row.ref, name):
                 yield Listing(row.ref, row.files.keys())
             elif kind is not None:
-                yield Listing(Ref(kind, parcels.key_in_name(name), wire.INDUCTOR), None)
+                yield Listing(Ref(kind, parcels.parse_key(name), wire.INDUCTOR), None)
 
-    def _read_rows(self, names: Iterable[str]) -> dict[str, Packed | None]:
+    def _read_unverified_rows(self, names: Iterable[str]) -> dict[str, Packed | None]:
         """Read, unverified, the rows of those that it has; None where a start does not tell. Raises Unavailable."""
-        before, found = stores.prefix(), dict[str, Packed | None]()
+        before, found = stores.make_prefix(), dict[str, Packed | None]()
         asked = [before + name for name in names]
         for begin in range(0, len(asked), _BATCH):
-            starts = self._remote.starts(asked[begin : begin + _BATCH], parcels.START)
-            found.update({name[len(before) :]: parcels.listing(start) for name, start in starts.items()})
+            starts = self._remote.read_unverified_starts(asked[begin : begin + _BATCH], parcels.START)
+            found.update({name[len(before) :]: parcels.parse_unverified_row(start) for name, start in starts.items()})
         return found
 
     def read(self, listing: Listing) -> Bundle:
-        name, most = parcels.remote_object_name(listing.ref.kind, listing.ref.key), self._remote.terms.most
-        content = self._remote.read([full := stores.prefix() + name]).get(full)
+        name, most = parcels.name_object(listing.ref.kind, listing.ref.key), self._remote.terms.most
+        content = self._remote.read_unverified([full := stores.make_prefix() + name]).get(full)
         if isinstance(content, bytes):
-            found = parcels.unpacked(content, name, most)
+            found = parcels.unpack_unverified(content, name, most)
         elif content is None:
             found = Refusal(Reason.EMPTY, "the remote has lost it meanwhile")
         else:
@@ -345,14 +345,14 @@ class Remote:
         if isinstance(found, Refusal):
             return Bundle(listing.ref, (), ORIGIN, refusal=found)
         unplaced = Refusal(Reason.UNSAFE_NAME, "it does not say, or not truly, where it belongs")
-        refusal = bundles.bundle_refusal(found.files, found.ref) if _is_placed(found.ref, name) else unplaced
+        refusal = bundles.judge_bundle(found.files, found.ref) if _is_placed(found.ref, name) else unplaced
         return Bundle(found.ref, found.files, ORIGIN, refusal=refusal)
 
     def find_complete(self, listings: Collection[Listing]) -> list[Ref]:
         self._graphs = {listing.ref.key for listing in listings if listing.ref.kind is Kind.FX_ENTRY}
         # Two caches may have the same: they share a name there.
-        named = [(parcels.remote_object_name(each.ref.kind, each.ref.key), each) for each in listings]
-        rows = self._read_rows(dict.fromkeys(name for name, _ in named))
+        named = [(parcels.name_object(each.ref.kind, each.ref.key), each) for each in listings]
+        rows = self._read_unverified_rows(dict.fromkeys(name for name, _ in named))
         stated = {name: set(row.files) for name, row in rows.items() if row is not None}
         return [each.ref for name, each in named if each.names and stated.get(name, set()).issuperset(each.names)]
 
@@ -382,7 +382,7 @@ _DEVICE_FOLDER = re.compile(r".*/(triton/\d{1,4})")
 
 def _is_placed(ref: Ref, name: str) -> bool:
     """Whether a bundle that came under this name belongs to it, and to a cache that a copy fills."""
-    return parcels.remote_object_name(ref.kind, ref.key) == name and not ref.root.startswith(wire.VLLM)
+    return parcels.name_object(ref.kind, ref.key) == name and not ref.root.startswith(wire.VLLM)
 
 
 class Held(NamedTuple):
@@ -395,10 +395,10 @@ class Held(NamedTuple):
 
 def list_remote(remote: Client) -> list[Held]:
     """List all objects of this namespace in the remote, also any that are not safecache's. Raises Unavailable."""
-    before, found = stores.prefix(), list[Held]()
-    for stored in remote.names(before):
+    before, found = stores.make_prefix(), list[Held]()
+    for stored in remote.list_names(before):
         name = stored.name[len(before) :]
-        kind = parcels.kind_of(name)
+        kind = parcels.parse_kind(name)
         found.append(Held(stored, kind, kind is not None and parcels.is_of_this_build(name, kind)))
     return found
 
@@ -414,10 +414,12 @@ def choose_oldest(held: Iterable[Held], now: float, max_bytes: int | None, max_a
     ``now``: seconds since the epoch. Objects that are not safecache's, or of unknown age, are neither counted nor
     chosen.
     """
-    dated = sorted((each for each in held if each.kind is not None and each.stored.modified is not None), key=_written)
+    dated = sorted(
+        (each for each in held if each.kind is not None and each.stored.modified is not None), key=_find_write_time
+    )
     left, going = sum_sizes(dated), []
     for each in dated:
-        is_old = max_age is not None and now - _written(each) > max_age
+        is_old = max_age is not None and now - _find_write_time(each) > max_age
         if not is_old and (max_bytes is None or left <= max_bytes):
             break
         going.append(each)
@@ -425,7 +427,7 @@ def choose_oldest(held: Iterable[Held], now: float, max_bytes: int | None, max_a
     return going
 
 
-def _written(held: Held) -> float:
+def _find_write_time(held: Held) -> float:
     return held.stored.modified or 0.0
 
 

@@ -19,19 +19,28 @@ from functools import cached_property
 from typing import NamedTuple
 
 from safecache.errors import CacheWriteError
-from safecache.files import filesystem, folders, mounts, opening, ownership, stamps, temporaries
-from safecache.files.folders import Folder
-from safecache.places import ours
+from safecache.fs import filesystem, folders, mounts, opening, ownership, stamps, temporaries
+from safecache.fs.folders import Folder
+from safecache.places import metadata
 from safecache.reporting.kinds import Eviction, Kind
 from safecache.settings import config
 from safecache.store import entry_files
-from safecache.store.groups import File, Group, below
-from safecache.upkeep.inventory import Inventory, take
+from safecache.store.groups import File, Group, iter_files
+from safecache.upkeep.inventory import Inventory, take_inventory
 
-__all__ = ["Limits", "Sweep", "lock", "locked", "mapped", "remove", "running_torch", "sweep"]
+__all__ = [
+    "Limits",
+    "Sweep",
+    "find_running_torch",
+    "hold_lock",
+    "list_mapped_files",
+    "lock_descriptor",
+    "remove_group",
+    "sweep",
+]
 
 
-def mapped() -> dict[tuple[str, int], int]:
+def list_mapped_files() -> dict[tuple[str, int], int]:
     """Map (name, inode) of each file that is mapped into memory to the id of one process that has it mapped.
 
     Covers the processes of this host that this user may inspect. Paths and devices are not compared: a container sees
@@ -50,12 +59,12 @@ def mapped() -> dict[tuple[str, int], int]:
     return found
 
 
-def running_torch(found: Mapping[tuple[str, int], int]) -> int | None:
-    """A process that runs torch, if there is one among those that have files ``mapped``."""
+def find_running_torch(found: Mapping[tuple[str, int], int]) -> int | None:
+    """Return the ID of a process in ``found`` that has a library of torch in memory, or None."""
     return next((pid for (name, _), pid in found.items() if name.startswith("libtorch_")), None)
 
 
-def locked(path: str | None) -> AbstractContextManager[bool]:
+def hold_lock(path: str | None) -> AbstractContextManager[bool]:
     """Hold the lock file at ``path`` for a block; False, and it is not held, where another process has it.
 
     Torch looks for a library and builds it under such a lock. Where there is none, nobody builds.
@@ -64,21 +73,21 @@ def locked(path: str | None) -> AbstractContextManager[bool]:
         descriptor = folders.open_within(path, os.O_RDWR | os.O_NONBLOCK) if path is not None else None
     except (FileNotFoundError, NotADirectoryError):
         descriptor = None
-    return _held(descriptor)
+    return _hold_descriptor(descriptor)
 
 
 @contextmanager
-def _held(descriptor: int | None) -> Iterator[bool]:
+def _hold_descriptor(descriptor: int | None) -> Iterator[bool]:
     if descriptor is None:
         yield True
         return
     try:
-        yield lock(descriptor)
+        yield lock_descriptor(descriptor)
     finally:
         os.close(descriptor)
 
 
-def lock(descriptor: int) -> bool:
+def lock_descriptor(descriptor: int) -> bool:
     """Lock what is open there, at once; False if another process has locked it."""
     try:
         return filesystem.try_lock(descriptor)
@@ -86,7 +95,7 @@ def lock(descriptor: int) -> bool:
         return error.errno != errno.EACCES  # a file system without locks has nobody who holds one
 
 
-def remove(group: Group, root: str) -> bool:
+def remove_group(group: Group, root: str) -> bool:
     """Remove the group's files and records, but not its lock; False, and it is where it was, if it was used since.
 
     ``root``: the cache, from which all of that is reached.
@@ -94,11 +103,11 @@ def remove(group: Group, root: str) -> bool:
     Raises OSError where the file system refuses, with what was moved back in its place.
     """
     seen = max(group.stamps, default=0.0)
-    trash = _Trash(root, ours.metadata_path(group.root, ours.TRASH))
+    trash = _Trash(root, metadata.make_path(group.root, metadata.TRASH))
     first, rest = group.steps
     try:
         trash.take(first)
-        if trash.latest(group) > seen:
+        if trash.find_latest(group) > seen:
             trash.put_back()
             return False
         trash.take(rest)
@@ -132,10 +141,10 @@ class _Trash:
                 folder.rename(name, trash, new)
                 self._moved.append((path, place))
 
-    def latest(self, group: Group) -> float:
+    def find_latest(self, group: Group) -> float:
         """The latest stamp of all that was in the group, and of what has come to it in a directory that is here."""
-        moved = [file for _, place in self._moved for file in below(place)]
-        left = [now for file in [*group.files, *group.records] for now in below(file.path)]
+        moved = [file for _, place in self._moved for file in iter_files(place)]
+        left = [now for file in [*group.files, *group.records] for now in iter_files(file.path)]
         return max((file.modified for file in moved + left), default=0.0)
 
     def put_back(self) -> None:
@@ -150,16 +159,16 @@ class _Trash:
                     trash.rename(moved, folder, name)
                 except OSError:
                     # There is a directory again, with new entries in it.
-                    _merge(trash, moved, folder, name)
+                    _merge_folders(trash, moved, folder, name)
 
     def empty(self) -> None:
         with suppress(OSError), folders.open_parent(self._root, self._directory) as (trash, name):
             trash.remove(name)  # what stays, the next sweep removes
 
 
-def _merge(source: Folder, place: str, destination: Folder, name: str) -> None:
+def _merge_folders(source: Folder, place: str, destination: Folder, name: str) -> None:
     with suppress(OSError), source.enter(place) as old, destination.enter(name) as new:
-        for each in old.names():
+        for each in old.list_names():
             with suppress(OSError):  # then it is a miss
                 old.rename(each, new, each)
 
@@ -208,31 +217,31 @@ def sweep(
         raise CacheWriteError(f"{root} belongs to uid {owner}, and is left alone")
     # Nothing depends on it that no other sweep is under way: two of them only do the same work twice.
     is_far = mounts.is_over_a_network(root)
-    with _held(None if is_far else os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as is_alone:
+    with _hold_descriptor(None if is_far else os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as is_alone:
         if not is_alone:
             return None
-        inventory = take(root)
+        inventory = take_inventory(root)
         moment = time.time() if now is None else now
-        reaped = 0 if dry_run else _reap(inventory, root, moment)
+        reaped = 0 if dry_run else _reap_leftovers(inventory, root, moment)
         return _Sweeper(root, inventory, limits, moment, heed_jobs=heed_jobs, dry_run=dry_run).run(reaped)
 
 
 def _is_foreign(owner: int) -> bool:
-    return not ownership.own_uid(owner) and not config.current().shared
+    return not ownership.is_own_uid(owner) and not config.current().shared
 
 
-def _reap(inventory: Inventory, root: str, now: float) -> int:
+def _reap_leftovers(inventory: Inventory, root: str, now: float) -> int:
     """Remove what dead writers, and sweeps that were killed, have left."""
     size = 0
     for directory in inventory.writing:
-        with suppress(OSError), folders.at(root, directory) as folder:  # gone, or another thing by now
+        with suppress(OSError), folders.open_directory(root, directory) as folder:  # gone, or another thing by now
             size += temporaries.reap(folder)
     for group in inventory.groups:
         if group.kind is not Kind.TEMPORARY:
             continue
         # Of directories: of a sweep that was killed, or of a Triton whose pid says nothing on another host.
         [path] = group.paths
-        is_of_sweep = os.path.basename(os.path.dirname(path)) == ours.TRASH
+        is_of_sweep = os.path.basename(os.path.dirname(path)) == metadata.TRASH
         if is_of_sweep or (os.path.isdir(path) and now - max(group.stamps) > _DAY):
             with suppress(OSError), folders.open_parent(root, path) as (folder, name):
                 folder.remove(name)
@@ -250,7 +259,7 @@ class _Sweeper:
         self._groups = [group for group in inventory.groups if group.kind is not Kind.TEMPORARY]
         self._size = sum(group.size for group in self._groups)
         self._files = sum(len(group.all_files) for group in self._groups)
-        self._used = {id(group): self._last_use(group) for group in self._groups}
+        self._used = {id(group): self._find_last_use(group) for group in self._groups}
         # By the paths of AOT entries: the keys of the graphs that they refer to.
         self._references: dict[str, set[str]] = {}
         self._referred_to: set[str] = set()
@@ -258,10 +267,10 @@ class _Sweeper:
     def run(self, reaped: int) -> Sweep:
         removed, kept = [], []
         self._count_references()
-        for group in sorted(self._groups, key=self._order):
+        for group in sorted(self._groups, key=self._rank_group):
             if not self._is_due(group):
                 continue
-            objection = self._objection(group) or self._remove(group)
+            objection = self._find_objection(group) or self._remove(group)
             if objection is None:
                 removed.append(group)
                 self._size -= group.size
@@ -271,7 +280,7 @@ class _Sweeper:
                 self._referred_to |= self._references.get(group.paths[0], set()) if group.paths else set()
         return Sweep(removed, kept, self._size, self._files, reaped)
 
-    def _last_use(self, group: Group) -> float:
+    def _find_last_use(self, group: Group) -> float:
         """A stamp in the future, of a clock that was wrong, would never age: it is set to now.
 
         But of a library: a large one is read anew in each process if its status is not the one that was sealed.
@@ -285,7 +294,7 @@ class _Sweeper:
                 folder.touch(name, self._now)
         return self._now
 
-    def _order(self, group: Group) -> tuple[Eviction, float, int, float]:
+    def _rank_group(self, group: Group) -> tuple[Eviction, float, int, float]:
         used = self._used[id(group)]
         return group.kind.upkeep.eviction, used // stamps.INTERVAL, _RANK[group.kind], used
 
@@ -294,13 +303,13 @@ class _Sweeper:
         if age is not None and group.kind.upkeep.eviction is Eviction.LAST:
             age *= 2
         return (
-            (group.kind is Kind.RECORD and self._age(group) >= stamps.GRACE)
+            (group.kind is Kind.RECORD and self._measure_age(group) >= stamps.GRACE)
             or (size is not None and self._size > size)
             or (files is not None and self._files > files)
-            or (age is not None and self._age(group) > age)
+            or (age is not None and self._measure_age(group) > age)
         )
 
-    def _age(self, group: Group) -> float:
+    def _measure_age(self, group: Group) -> float:
         return self._now - self._used[id(group)]
 
     def _count_references(self) -> None:
@@ -313,12 +322,12 @@ class _Sweeper:
             return
         for group in self._groups:
             if group.kind is Kind.AOT_ENTRY:
-                keys = {key for file in group.files for key in _referred(file)}
+                keys = {key for file in group.files for key in _read_unverified_keys(file)}
                 self._references[group.paths[0]] = keys
                 for graph in (graphs[key] for key in keys if key in graphs):
                     self._used[id(graph)] = max(self._used[id(graph)], self._used[id(group)])
 
-    def _objection(self, group: Group) -> str | None:
+    def _find_objection(self, group: Group) -> str | None:
         """Why the group is not removed though a limit says so; None if nothing stands against it."""
         foreign = next(filter(_is_foreign, group.owners), None)
         if foreign is not None:
@@ -329,32 +338,32 @@ class _Sweeper:
             return None
         # Who has a library mapped on another host cannot be seen here.
         grace = _DAY if self._over_a_network and group.kind.upkeep.is_code else stamps.GRACE
-        if self._age(group) < grace:
+        if self._measure_age(group) < grace:
             return f"it was used in the last {grace / 3600:.0f} h"
-        return self._objection_of_a_job(group) if group.kind.upkeep.is_code else None
+        return self._find_job_objection(group) if group.kind.upkeep.is_code else None
 
-    def _objection_of_a_job(self, group: Group) -> str | None:
-        pids = (self._mapped.get((os.path.basename(file.path), file.inode)) for file in group.files)
+    def _find_job_objection(self, group: Group) -> str | None:
+        pids = (self._mapped_files.get((os.path.basename(file.path), file.inode)) for file in group.files)
         pid = next(filter(None, pids), None)
         if pid is not None:
             return f"process {pid} has it mapped"
         # Inductor looks for a header once in a process, and has the compiler include it in all it builds from then on.
-        pid = running_torch(self._mapped) if group.kind is Kind.HEADER else None
+        pid = find_running_torch(self._mapped_files) if group.kind is Kind.HEADER else None
         return None if pid is None else f"process {pid} runs torch, and may be about to include it"
 
     @cached_property
-    def _mapped(self) -> dict[tuple[str, int], int]:
-        return mapped()
+    def _mapped_files(self) -> dict[tuple[str, int], int]:
+        return list_mapped_files()
 
     def _remove(self, group: Group) -> str | None:
         """Remove it; why it is there still, if it is."""
         if self._dry_run:
             return None
         try:
-            with locked(group.lock.path if group.lock else None) as free:
+            with hold_lock(group.lock.path if group.lock else None) as free:
                 if not free and self._heed_jobs:
                     return "its lock is held"
-                if not remove(group, self._root):
+                if not remove_group(group, self._root):
                     return "it was used just now"
                 if group.lock and free:
                     # While it is held: filelock takes no lock of a file that has no name any more.
@@ -368,10 +377,10 @@ class _Sweeper:
         return None
 
 
-def _referred(file: File) -> set[str]:
+def _read_unverified_keys(file: File) -> set[str]:
     """The FX cache keys in an AOTAutograd entry: found in its bytes, of which nothing is unpickled."""
     try:
-        content = entry_files.read(file.path, entry_files.max_entry_size(Kind.AOT_ENTRY))
+        content = entry_files.read_unverified(file.path, entry_files.max_entry_size(Kind.AOT_ENTRY))
     except (OSError, opening.UnusableEntry):
         return set()
     return {key.decode() for key in _FX_KEY.findall(content)}

@@ -11,8 +11,8 @@ import threading
 import time
 from contextlib import suppress
 
-from safecache.files import folders
-from safecache.places import layout, ours
+from safecache.fs import folders
+from safecache.places import layout, metadata
 from safecache.ports import Published
 from safecache.reporting import events
 from safecache.reporting.kinds import Reason
@@ -41,36 +41,41 @@ def keep(published: Published) -> None:
     if time.monotonic() < _next.now.get(root, 0.0) or levels.is_shared(root):
         return
     _next.now[root] = time.monotonic() + _INTERVAL
-    top = layout.whole(root, config.environment())
+    top = layout.find_whole_cache(root, config.get_environment())
     try:
-        if _claim(top):
-            _start([sys.executable or "python3", "-m", "safecache", "gc", "--quiet", top])
+        if _claim_sweep(top):
+            _start_sweep([sys.executable or "python3", "-m", "safecache", "gc", "--quiet", top])
     except (OSError, RuntimeError) as error:  # the latter while the interpreter ends
         text, why = f"cannot keep {top} within its limits", f"{type(error).__name__}: {error}"
         events.report(Reason.NOT_TRIMMED, text, why=why, cause=top, remedy="Help: run `safecache gc` regularly")
 
 
-def _claim(top: str) -> bool:
+def _claim_sweep(top: str) -> bool:
     """Whether it is for this process to start the next sweep. Raises OSError."""
-    with folders.open_subdirectory(top, (ours.FOLDER,), make=True) as folder:
+    with folders.open_subdirectory(top, (metadata.FOLDER,), make=True) as folder:
         try:
-            if abs(time.time() - folder.status(ours.STAMP).st_mtime) < _INTERVAL:
+            if abs(time.time() - folder.get_status(metadata.STAMP).st_mtime) < _INTERVAL:
                 return False
-            folder.touch(ours.STAMP)
+            folder.touch(metadata.STAMP)
         except FileNotFoundError:
             try:
-                folder.write(ours.STAMP, b"")
+                folder.write(metadata.STAMP, b"")
             except FileExistsError:
                 return False
     return True
 
 
-def _start(command: list[str]) -> None:
-    environment = children.with_package(config.child_environment()) | {"SAFECACHE": "0"}
+def _start_sweep(command: list[str]) -> None:
+    environment = children.add_package(config.copy_environment()) | {"SAFECACHE": "0"}
     # A session of its own: what ends the job need not end this, which may be killed at any time.
     nothing = subprocess.DEVNULL
     process = subprocess.Popen(
-        command, **children.apart(environment), stdin=nothing, stdout=nothing, stderr=nothing, start_new_session=True
+        command,
+        **children.make_options(environment),
+        stdin=nothing,
+        stdout=nothing,
+        stderr=nothing,
+        start_new_session=True,
     )
     with suppress(RuntimeError):  # no thread can be started while the interpreter ends, and its parent reaps then
         threading.Thread(target=process.wait, name="safecache-gc", daemon=True).start()

@@ -21,7 +21,7 @@ from functools import partial
 from typing import IO, Any, NamedTuple
 
 from safecache.errors import ConfigError, RegistryError
-from safecache.files import private_directory
+from safecache.fs import private_directory
 from safecache.settings.units import write_size
 
 __all__ = ["FILE", "Reference", "fetch", "parse_reference", "push"]
@@ -97,18 +97,18 @@ def fetch(reference: Reference, max_bytes: int, *, has_tls: bool = True) -> Iter
     with private_directory.create_temporary() as directory:
         inspect = ["inspect", "--raw", "--retry-times=2", f"--{verify_tls}", f"docker://{reference}"]
         manifest = _run_skopeo(inspect, directory, 0, reference)
-        found = reference._replace(digest=_digest(manifest))
+        found = reference._replace(digest=_digest_content(manifest))
         if reference.digest not in ("", found.digest):
             raise RegistryError(f"{reference} is refused: its registry sent {found.digest}")
-        digest, size = _layer_of(manifest, reference)
+        digest, size = _read_unverified_layer(manifest, reference)
         if size > max_bytes:
             allowed = f"more than the {max_bytes} that are allowed"
             raise RegistryError(f"the pack of {reference} has {size} bytes, {allowed}")
         copy = ["copy", "--quiet", "--preserve-digests", "--retry-times=2", f"--src-{verify_tls}"]
         _run_skopeo([*copy, f"docker://{found}", "oci:image"], directory, size, reference)
         path = os.path.join(directory, FILE)
-        with open(_blob(os.path.join(directory, "image"), digest), "rb") as layer, open(path, "xb") as pack:
-            _unwrap(layer, pack, max_bytes, str(reference))
+        with open(_locate_blob(os.path.join(directory, "image"), digest), "rb") as layer, open(path, "xb") as pack:
+            _unwrap_unverified(layer, pack, max_bytes, str(reference))
         shutil.rmtree(os.path.join(directory, "image"))
         yield path, found
 
@@ -147,11 +147,11 @@ def _describe_failure(errors: str, code: int) -> str:
     return f"skopeo says: {text}" + ("; docker login, or skopeo login, keeps a password" if needs_login else "")
 
 
-def _digest(content: bytes) -> str:
+def _digest_content(content: bytes) -> str:
     return f"sha256:{hashlib.sha256(content).hexdigest()}"
 
 
-def _json(value: object) -> bytes:
+def _dump_json(value: object) -> bytes:
     return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
 
 
@@ -162,25 +162,25 @@ def _write_layout(image: str, path: str, made_with: Mapping[str, Any]) -> str:
     """Write the layout of the image of this pack; the digest of its manifest, the same for the same pack."""
     os.makedirs(os.path.join(image, "blobs", "sha256"))
     layer, unpacked = _write_layer(image, path)
-    config = _write_blob(image, _CONFIG, _json(_describe_image(unpacked, os.path.getsize(path), made_with)))
-    annotations = {"org.opencontainers.image.title": FILE, **dict(_versions("vnd.safecache.made-with", made_with))}
+    config = _write_blob(image, _CONFIG, _dump_json(_describe_image(unpacked, os.path.getsize(path), made_with)))
+    annotations = {"org.opencontainers.image.title": FILE, **dict(_list_versions("vnd.safecache.made-with", made_with))}
     manifest = {"mediaType": _MANIFEST, "config": config, "layers": [layer], "annotations": annotations}
-    written = _write_blob(image, _MANIFEST, _json({"schemaVersion": 2, **manifest}))
+    written = _write_blob(image, _MANIFEST, _dump_json({"schemaVersion": 2, **manifest}))
     with open(os.path.join(image, "index.json"), "wb") as file:
-        file.write(_json({"schemaVersion": 2, "manifests": [written]}))
+        file.write(_dump_json({"schemaVersion": 2, "manifests": [written]}))
     with open(os.path.join(image, "oci-layout"), "wb") as file:
-        file.write(_json({"imageLayoutVersion": "1.0.0"}))
+        file.write(_dump_json({"imageLayoutVersion": "1.0.0"}))
     return str(written["digest"])
 
 
-def _blob(image: str, digest: str) -> str:
+def _locate_blob(image: str, digest: str) -> str:
     return os.path.join(image, "blobs", *digest.split(":"))
 
 
 def _write_blob(image: str, kind: str, content: bytes) -> dict[str, Any]:
-    with open(_blob(image, _digest(content)), "wb") as file:
+    with open(_locate_blob(image, _digest_content(content)), "wb") as file:
         file.write(content)
-    return {"mediaType": kind, "digest": _digest(content), "size": len(content)}
+    return {"mediaType": kind, "digest": _digest_content(content), "size": len(content)}
 
 
 def _write_layer(image: str, path: str) -> tuple[dict[str, Any], str]:
@@ -188,7 +188,7 @@ def _write_layer(image: str, path: str) -> tuple[dict[str, Any], str]:
     packed, unpacked, packer = hashlib.sha256(), hashlib.sha256(), zlib.compressobj(0, wbits=31)
     written = os.path.join(image, "layer")
     with open(path, "rb") as pack, open(written, "wb") as layer:
-        for piece in _pieces_of_tar(pack, os.path.getsize(path)):
+        for piece in _split_tar(pack, os.path.getsize(path)):
             unpacked.update(piece)
             packed.update(content := packer.compress(piece))
             layer.write(content)
@@ -196,28 +196,28 @@ def _write_layer(image: str, path: str) -> tuple[dict[str, Any], str]:
         layer.write(content)
         size = layer.tell()
     digest = f"sha256:{packed.hexdigest()}"
-    os.rename(written, _blob(image, digest))
+    os.rename(written, _locate_blob(image, digest))
     return {"mediaType": _LAYER, "digest": digest, "size": size}, f"sha256:{unpacked.hexdigest()}"
 
 
-def _pieces_of_tar(pack: IO[bytes], size: int) -> Iterator[bytes]:
-    yield _header(_PATH, size)
+def _split_tar(pack: IO[bytes], size: int) -> Iterator[bytes]:
+    yield _make_header(_PATH, size)
     yield from iter(partial(pack.read, _PIECE), b"")
-    index = _json({"triton": []})
-    yield bytes(-size % tarfile.BLOCKSIZE) + _header(_INDEX_PATH, len(index)) + index
+    index = _dump_json({"triton": []})
+    yield bytes(-size % tarfile.BLOCKSIZE) + _make_header(_INDEX_PATH, len(index)) + index
     yield bytes(-len(index) % tarfile.BLOCKSIZE + 2 * tarfile.BLOCKSIZE)
 
 
-def _header(name: str, size: int) -> bytes:
+def _make_header(name: str, size: int) -> bytes:
     member = tarfile.TarInfo(name)
     member.size = size
     return member.tobuf(tarfile.GNU_FORMAT)
 
 
-def _versions(name: str, value: object) -> Iterator[tuple[str, str]]:
+def _list_versions(name: str, value: object) -> Iterator[tuple[str, str]]:
     if isinstance(value, Mapping):
         for key, each in sorted(value.items()):
-            yield from _versions(f"{name}.{key}", each)
+            yield from _list_versions(f"{name}.{key}", each)
     elif value is not None and value != "":
         yield name, str(value)
 
@@ -226,14 +226,14 @@ def _describe_image(unpacked: str, size: int, made_with: Mapping[str, Any]) -> d
     labels = {
         f"{_LABEL}/entry-count": "1",
         f"{_LABEL}/cache-size-bytes": str(size),
-        f"{_LABEL}/summary": _json({"targets": _targets(str(made_with.get("gpu") or ""))}).decode(),
+        f"{_LABEL}/summary": _dump_json({"targets": _list_targets(str(made_with.get("gpu") or ""))}).decode(),
     }
     architecture = {"x86_64": "amd64", "aarch64": "arm64"}.get(str(made_with.get("machine")), "amd64")
     rootfs = {"type": "layers", "diff_ids": [unpacked]}
     return {"architecture": architecture, "os": "linux", "config": {"Labels": labels}, "rootfs": rootfs}
 
 
-def _targets(gpus: str) -> list[dict[str, Any]]:
+def _list_targets(gpus: str) -> list[dict[str, Any]]:
     """List what MCV compares with the node's GPUs, for these architectures with commas between them."""
     found: list[dict[str, Any]] = []
     for gpu in filter(None, gpus.split(",")):
@@ -248,7 +248,7 @@ def _targets(gpus: str) -> list[dict[str, Any]]:
 # --- what a registry has, unverified
 
 
-def _layer_of(manifest: bytes, reference: Reference) -> tuple[str, int]:
+def _read_unverified_layer(manifest: bytes, reference: Reference) -> tuple[str, int]:
     """Read the digest of the one layer, and its size in bytes. Raises RegistryError."""
     with contextlib.suppress(ValueError, RecursionError, LookupError, TypeError):
         (layer,) = json.loads(manifest)["layers"]
@@ -258,9 +258,9 @@ def _layer_of(manifest: bytes, reference: Reference) -> tuple[str, int]:
     raise RegistryError(f"{reference} is refused: it is no pack of safecache, which is an image of one layer")
 
 
-def _unwrap(layer: IO[bytes], pack: IO[bytes], max_bytes: int, shown: str) -> None:
+def _unwrap_unverified(layer: IO[bytes], pack: IO[bytes], max_bytes: int, shown: str) -> None:
     """Write to ``pack`` the pack, which is the first file of this layer. Raises RegistryError."""
-    pieces = _inflate(layer, shown)
+    pieces = _inflate_unverified(layer, shown)
     head = b""
     while len(head) < tarfile.BLOCKSIZE:
         head += next(pieces)
@@ -280,7 +280,7 @@ def _unwrap(layer: IO[bytes], pack: IO[bytes], max_bytes: int, shown: str) -> No
         piece = next(pieces) if left else b""
 
 
-def _inflate(layer: IO[bytes], shown: str) -> Iterator[bytes]:
+def _inflate_unverified(layer: IO[bytes], shown: str) -> Iterator[bytes]:
     """Yield what this holds; raises RegistryError for what is no gzip, and where it ends."""
     unpacker = zlib.decompressobj(wbits=31)
     try:

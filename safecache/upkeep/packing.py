@@ -16,7 +16,7 @@ from functools import partial
 from typing import IO, Any, NamedTuple
 
 from safecache.explain import baked as of_records
-from safecache.files import folders, opening, temporaries
+from safecache.fs import folders, opening, temporaries
 from safecache.packs import archive
 from safecache.places import layout
 from safecache.places.refs import Ref
@@ -35,9 +35,9 @@ from safecache.upkeep.copies import Directory, Fate, Listing, Remote, Source, St
 __all__ = [
     "SERVERS",
     "Difference",
-    "caches_within",
     "collect",
     "compare",
+    "find_caches",
     "join",
     "open_source",
     "pack",
@@ -49,12 +49,12 @@ _LONGEST_SEAL = 16 << 10
 SERVERS = ("vllm", "sglang")
 
 
-def caches_within(directory: str) -> list[str]:
+def find_caches(directory: str) -> list[str]:
     """Return the caches in ``directory``, such as an unpacked pack or vLLM's, or else ``directory``. Raises OSError."""
     parts = [os.path.join(directory, name) for name in ("inductor", layout.TRITON_FOLDER)]
     if os.path.isdir(parts[0]):
         return [part for part in parts if os.path.isdir(part)]
-    return list(layout.vllm_caches(directory)) or [directory]
+    return list(layout.find_vllm_caches(directory)) or [directory]
 
 
 def collect(directories: Iterable[str]) -> dict[str, Any]:
@@ -65,22 +65,22 @@ def collect(directories: Iterable[str]) -> dict[str, Any]:
     reason; ``groups``: their number. Raises OSError.
     """
     roots = list(dict.fromkeys(map(os.path.realpath, directories)))
-    groups = [group for root in roots for group in inventory.take(root).groups if group.kind.upkeep.is_warmed]
-    signatures = [(group.kind, each) for group in groups for each in catalogue.signatures_in(group)]
+    groups = [group for root in roots for group in inventory.take_inventory(root).groups if group.kind.upkeep.is_warmed]
+    signatures = [(group.kind, each) for group in groups for each in catalogue.list_signatures(group)]
     holding = [(kind, each) for kind, each in signatures if each.state == catalogue.SEALED]
     others = [each for _, each in signatures if each.state not in (catalogue.SEALED, catalogue.COMPARED)]
-    foreign = _namespaces(groups, others)
+    foreign = _read_unverified_namespaces(groups, others)
     return {
         "groups": len(groups),
         "signers": sorted({each.signer for _, each in signatures if each.signer}),
         "namespaces": sorted({*foreign, *([config.current().namespace] if holding else [])}),
         "refused": dict(sorted(Counter(each.state for each in others).items())),
-        "builds": {name: _stated(name, holding) for name in (*_BUILD, "cpu")},
-        "components": of_records.of_keys(roots),
+        "builds": {name: _list_values(name, holding) for name in (*_BUILD, "cpu")},
+        "components": of_records.summarise_keys(roots),
     }
 
 
-def _namespaces(groups: Iterable[Group], others: Iterable[Signature]) -> set[str]:
+def _read_unverified_namespaces(groups: Iterable[Group], others: Iterable[Signature]) -> set[str]:
     """Return the namespaces, unlike this process's, for which entries state that they are sealed."""
     kinds = {file.path: group.kind for group in groups for file in group.files}
     foreign = [each.path for each in others if each.state == Reason.OTHER_NAMESPACE.value]
@@ -92,7 +92,7 @@ def _namespaces(groups: Iterable[Group], others: Iterable[Signature]) -> set[str
     return found
 
 
-def _stated(name: str, holding: Iterable[tuple[Kind, Signature]]) -> list[str]:
+def _list_values(name: str, holding: Iterable[tuple[Kind, Signature]]) -> list[str]:
     """Return the values of ``name`` in the provenance of valid seals. A kernel's torch does not count."""
     values = (each.provenance.get(name, "") for kind, each in holding if not (kind is Kind.KERNEL and name == "torch"))
     return sorted({value for value in values if value})
@@ -102,14 +102,14 @@ def join(parts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """Merge what was collected of several caches and packs. ``refused`` is emptied: a pack holds no refused file."""
     found: Any = {}
     for part in parts:
-        found = _join(found, part) if found else dict(part)
+        found = _join_values(found, part) if found else dict(part)
     return {**found, "refused": {}}
 
 
-def _join(one: Any, other: Any) -> Any:
+def _join_values(one: Any, other: Any) -> Any:
     if isinstance(one, dict):
         return {
-            name: _join(one[name], other[name]) if name in one and name in other else {**one, **other}[name]
+            name: _join_values(one[name], other[name]) if name in one and name in other else {**one, **other}[name]
             for name in sorted({*one, *other})
         }
     if isinstance(one, list):
@@ -130,16 +130,16 @@ class _Pack:
     """A pack as a source."""
 
     def __init__(self, path: str) -> None:
-        self.file = archive.opened(path)
+        self.file = archive.open_pack(path)
         self._packed = {packed.ref: packed for packed in self.file.groups}
 
-    def listings(self) -> Iterator[Listing]:
+    def list_bundles(self) -> Iterator[Listing]:
         for packed in self.file.groups:
             yield Listing(packed.ref, packed.files.keys())
 
     def read(self, listing: Listing) -> Bundle:
         files = self.file.read(self._packed[listing.ref])
-        refusal = bundles.bundle_refusal(files, listing.ref)
+        refusal = bundles.judge_bundle(files, listing.ref)
         return Bundle(listing.ref, files, f"the pack {self.file.path}", refusal=refusal)
 
 
@@ -167,18 +167,18 @@ class _NewPack:
         self._gpus.update(filter(None, stated.get("gpu", "").split(",")))
         self._instructions.update(stated.get("cpu", "").split())
 
-    def parts(self, baked: Mapping[str, Any]) -> Iterator[bytes]:
+    def make_parts(self, baked: Mapping[str, Any]) -> Iterator[bytes]:
         """Yield the pack; its manifest says that it was made with what is installed here: what verifies was."""
-        servers = {name: version for name in SERVERS if (version := provenance.installed(name))}
+        servers = {name: version for name in SERVERS if (version := provenance.find_version(name))}
         target = {"gpu": ",".join(sorted(self._gpus)), "cpu": " ".join(sorted(self._instructions))}
         made_with = {**provenance.describe(), **servers, **target}
-        yield archive.beginning(self._made, {"made_with": made_with, "baked": baked})
+        yield archive.make_first_frame(self._made, {"made_with": made_with, "baked": baked})
         self._spool.seek(0)
         yield from iter(partial(self._spool.read, _CHUNK), b"")
-        yield archive.end()
+        yield archive.make_last_frame()
 
 
-def _source(place: str) -> _Pack | Remote | Directory:
+def _make_source(place: str) -> _Pack | Remote | Directory:
     """Raises PackRefusedError, and OSError."""
     if config.is_url(place):
         return Remote.locate(place)
@@ -190,7 +190,7 @@ def open_source(place: str) -> Source:
 
     Checks all of a pack first. Raises PackRefusedError, ConfigError for a remote whose library is missing, and OSError.
     """
-    found = _source(place)
+    found = _make_source(place)
     if isinstance(found, _Pack):
         for packed in found.file.groups:
             found.file.check(packed)
@@ -204,28 +204,28 @@ def pack(sources: Sequence[str], out: str, tell: Tell) -> Summary:
     OSError. The file ``out`` then stays as it was.
     """
     keyring.sealing_key()
-    places = [_source(path) for path in sources]
+    places = [_make_source(path) for path in sources]
     directory = os.path.dirname(os.path.abspath(out))
     with contextlib.suppress(OSError), folders.open_subdirectory(directory) as folder:  # it cannot be listed
         temporaries.reap(folder, only_ours=True)
     with tempfile.TemporaryFile(dir=directory) as spool:
         made = _NewPack(spool)
         summary = copies.copy(places, made, tell, threads=1)
-        entry_files.write_stream(out, made.parts(join(map(_baked, places))), durably=True)
+        entry_files.write_stream(out, made.make_parts(join(map(_collect_baked, places))), durably=True)
     return summary
 
 
-def _baked(place: _Pack | Remote | Directory) -> Mapping[str, Any]:
+def _collect_baked(place: _Pack | Remote | Directory) -> Mapping[str, Any]:
     """Return what collect() tells of ``place``: as stored for a pack, empty for a remote. Raises OSError."""
     if isinstance(place, _Pack):
         baked: Mapping[str, Any] = place.file.manifest.get("baked", {})
         return baked
-    return collect(directory for _, directory in (place.caches() if isinstance(place, Directory) else ()))
+    return collect(directory for _, directory in (place.find_caches() if isinstance(place, Directory) else ()))
 
 
 def compare(first: str, second: str) -> Iterator[Difference]:
     """Yield the bundles that differ between two packs or cache directories. Raises PackRefusedError and OSError."""
-    ours, theirs = _contents(_source(first)), _contents(_source(second))
+    ours, theirs = _digest_contents(_make_source(first)), _digest_contents(_make_source(second))
     for ref in sorted(ours.keys() | theirs.keys(), key=wire.name_bundle):
         one, other = ours.get(ref, {}), theirs.get(ref, {})
         both = sorted(file for file in one.keys() & other.keys() if one[file] != other[file])
@@ -234,10 +234,10 @@ def compare(first: str, second: str) -> Iterator[Difference]:
             yield difference
 
 
-def _contents(place: Source) -> dict[Ref, dict[str, bytes]]:
+def _digest_contents(place: Source) -> dict[Ref, dict[str, bytes]]:
     """The digests of the files that verify."""
     found = {}
-    for listing in place.listings():
+    for listing in place.list_bundles():
         bundle = place.read(listing)
         files = () if bundle.refusal is not None else bundle.files
         found[listing.ref] = {file.name: hashlib.sha256(file.content).digest() for file in files}

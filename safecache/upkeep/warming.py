@@ -35,8 +35,8 @@ __all__ = [
     "Process",
     "Warmed",
     "call",
-    "fill",
-    "places",
+    "fill_caches",
+    "list_caches",
     "run",
 ]
 
@@ -131,17 +131,17 @@ def run(command: Sequence[str], directories: Sequence[str] = (), most: int = PRO
     """
 
     def start() -> subprocess.Popen[bytes]:
-        environment = {**config.child_environment(), **popen.get("env", {})}
+        environment = {**config.copy_environment(), **popen.get("env", {})}
         return subprocess.Popen(command, start_new_session=True, **{**popen, "env": environment})
 
-    return fill(start, directories, most)
+    return fill_caches(start, directories, most)
 
 
 class _Called:
     """A process of multiprocessing, as a _Child."""
 
     def __init__(self, function: Callable[..., object] | str, arguments: tuple[Any, ...]) -> None:
-        self._process = multiprocessing.get_context("spawn").Process(target=_do, args=(function, arguments))
+        self._process = multiprocessing.get_context("spawn").Process(target=_call_function, args=(function, arguments))
         self._process.start()
         self.pid = self._process.pid or 0
 
@@ -149,7 +149,7 @@ class _Called:
         return self._process.exitcode
 
 
-def _do(function: Callable[..., object] | str, arguments: tuple[Any, ...]) -> None:
+def _call_function(function: Callable[..., object] | str, arguments: tuple[Any, ...]) -> None:
     with suppress(PermissionError):  # it leads one already
         os.setsid()
     named = pkgutil.resolve_name(function) if isinstance(function, str) else function
@@ -162,10 +162,10 @@ def call(function: Callable[..., object] | str, *arguments: Any, processes: int 
     ``function``: a callable, or its ``module:name``. Function and arguments must pickle, so a main module needs its
     ``if __name__ == "__main__"``.
     """
-    return fill(lambda: _Called(function, arguments), (), processes)
+    return fill_caches(lambda: _Called(function, arguments), (), processes)
 
 
-def fill(start: Callable[[], _Child], directories: Sequence[str], most: int) -> Warmed:
+def fill_caches(start: Callable[[], _Child], directories: Sequence[str], most: int) -> Warmed:
     """Call ``start`` up to ``most`` times until its process, the leader of a session, compiles nothing. See run()."""
     found: list[Process] = []
     missing: list[Missing] = []
@@ -173,27 +173,27 @@ def fill(start: Callable[[], _Child], directories: Sequence[str], most: int) -> 
     before: set[tuple[str, str]] = set()
     signals: list[str] = []
     while len(found) < most:
-        process, missing, never = _one(start, directories, missing, signals)
+        process, missing, never = _run_process(start, directories, missing, signals)
         found.append(process)
         now = {(each.layer, each.key or each.name) for each in missing}
         if process.status or signals or process.is_warm or (now and now == before):
             break
         before = now
     warmed = Warmed(found, missing, never, [], signals[0] if signals else "")
-    return warmed if warmed.all_hit else warmed._replace(obstacles=_obstacles())
+    return warmed if warmed.all_hit else warmed._replace(obstacles=_find_obstacles())
 
 
-def _one(
+def _run_process(
     start: Callable[[], _Child], directories: Sequence[str], before: list[Missing], signals: list[str]
 ) -> tuple[Process, list[Missing], list[Missing]]:
     name = f"warm-{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{os.urandom(4).hex()}"
-    there, began = _contents(directories), time.monotonic()
+    there, began = _list_contents(directories), time.monotonic()
     # What is sent is waited for, and a miss is no error.
     strict = "1" if config.current().strict else None
     variables = {"SAFECACHE_STRICT": strict, "SAFECACHE_MUST_HIT": None, "SAFECACHE_REMOTE_FLUSH": "600"}
     lent = config.set_child_environment(variables, run=name)
     try:
-        with _forwarding(signals) as tell:
+        with _forward_signals(signals) as tell:
             child = start()
             tell(child.pid)
             while (status := child.poll()) is None:
@@ -202,24 +202,24 @@ def _one(
     finally:
         config.set_child_environment(lent)
     took = time.monotonic() - began
-    caches = places(directories)
-    new = {path: kind for (path, inode), kind in _contents(directories).items() if (path, inode) not in there}
-    lines = [line for cache in caches for line in run_summary.read(cache)]
+    caches = list_caches(directories)
+    new = {path: kind for (path, inode), kind in _list_contents(directories).items() if (path, inode) not in there}
+    lines = [line for cache in caches for line in run_summary.read_unverified(cache)]
     summary = run_summary.summarise(lines, name) or Summary(name, Counter(), [], [], [])
     missed = [line for line in summary.missed if _is_miss(line.label)]
     never = [line for line in summary.missed if LABELS[line.label][2] is Reason.UPSTREAM_BYPASS]
-    stated = [_missing(line, caches, before) for line in missed]
-    process = _process(128 - status if status < 0 else status, took, new, summary, left)
-    return process, [*stated, *_unlooked(new, process)], list(dict.fromkeys(map(_stated, never)))
+    stated = [_explain_miss(line, caches, before) for line in missed]
+    process = _describe_process(128 - status if status < 0 else status, took, new, summary, left)
+    return process, [*stated, *_list_unlooked(new, process)], list(dict.fromkeys(map(_describe_miss, never)))
 
 
-def _process(status: int, took: float, new: dict[str, Kind], summary: Summary, left: int) -> Process:
-    groups = Counter(_COUNTED[kind] for _, kind in {(_group_of(path), kind) for path, kind in new.items()})
+def _describe_process(status: int, took: float, new: dict[str, Kind], summary: Summary, left: int) -> Process:
+    groups = Counter(_COUNTED[kind] for _, kind in {(_name_group(path), kind) for path, kind in new.items()})
     return Process(
         status,
         round(took, 3),
         dict(sorted(groups.items())),
-        round(run_summary.seconds(summary.counts, Time.SPENT), 3),
+        round(run_summary.find_seconds(summary.counts, Time.SPENT), 3),
         lookups=sum(summary.lookups.values()),
         hits=summary.hits,
         missed=sum(number for label, number in summary.lookups.items() if _is_miss(label)),
@@ -228,7 +228,7 @@ def _process(status: int, took: float, new: dict[str, Kind], summary: Summary, l
     )
 
 
-def _group_of(path: str) -> str:
+def _name_group(path: str) -> str:
     # Of a key's entries one is found; the object and the library of one source have the same name.
     directory, name = os.path.split(path)
     return os.path.join(directory, name.split(".")[0]) if name.endswith(_BUILT) else path
@@ -243,21 +243,21 @@ def _is_miss(label: str) -> bool:
     return outcome is Outcome.MISS
 
 
-def _stated(line: Line) -> Missing:
+def _describe_miss(line: Line) -> Missing:
     kind, outcome, reason = LABELS[line.label]
     detail = f": {line.detail}" if line.detail else ""
     return Missing(kind.word, line.name, line.key, f"{outcome.value}, {reason.value if reason else ''}{detail}")
 
 
-def _missing(line: Line, caches: Sequence[str], before: Sequence[Missing]) -> Missing:
+def _explain_miss(line: Line, caches: Sequence[str], before: Sequence[Missing]) -> Missing:
     """Describe the miss of ``line`` with the differences from the nearest key, as `safecache explain` shows them."""
-    found = _stated(line)
+    found = _describe_miss(line)
     kind, _, reason = LABELS[line.label]
     if reason is Reason.DISABLED:
         return found
     if any((each.layer, each.key) == (found.layer, line.key) for each in before if line.key):
         return found._replace(why=f"{found.why}: {_AGAIN}")
-    for cache in (root for place in caches for root in layout.triton_caches(place)):
+    for cache in (root for place in caches for root in layout.find_triton_caches(place)):
         record = key_records.recall(Ref(kind, line.key, cache), line.name)
         if record is not None:
             explained = explanations.explain(record, cache, saved=True)
@@ -266,23 +266,23 @@ def _missing(line: Line, caches: Sequence[str], before: Sequence[Missing]) -> Mi
     return found
 
 
-def _unlooked(new: dict[str, Kind], process: Process) -> list[Missing]:
+def _list_unlooked(new: dict[str, Kind], process: Process) -> list[Missing]:
     """Return what was compiled although no lookup missed, such as a rebuilt library."""
     if process.missed:
         return []
-    named = {(kind, os.path.basename(_group_of(path))) for path, kind in new.items()}
+    named = {(kind, os.path.basename(_name_group(path))) for path, kind in new.items()}
     why = (
         "of its kind nothing was looked up in vain, and it is new in the cache: such as a library that was built again"
     )
     return [Missing(kind.word, name, "", why) for kind, name in sorted(named, key=lambda each: (each[0].word, each[1]))]
 
 
-def places(directories: Sequence[str] = ()) -> list[str]:
+def list_caches(directories: Sequence[str] = ()) -> list[str]:
     """Return the existing caches of this environment, also vLLM's and SGLang's, and those of ``directories``."""
-    environ = config.child_environment()
-    tops = [*levels.existing_caches(environ), *filter(os.path.isdir, layout.sglang_cache_dir(environ))]
+    environ = config.copy_environment()
+    tops = [*levels.list_caches(environ), *filter(os.path.isdir, layout.sglang_cache_dir(environ))]
     tops += [os.path.realpath(each) for each in directories if os.path.isdir(each)]
-    below = [cache for top in [layout.vllm_cache_dir(environ), *directories] for cache in layout.vllm_caches(top)]
+    below = [cache for top in [layout.vllm_cache_dir(environ), *directories] for cache in layout.find_vllm_caches(top)]
     found: list[str] = []
     for path in (os.path.realpath(each) for each in [*tops, *below]):
         if not any(f"{path}/".startswith(f"{other}/") for other in found):
@@ -290,13 +290,13 @@ def places(directories: Sequence[str] = ()) -> list[str]:
     return found
 
 
-def _contents(directories: Sequence[str]) -> dict[tuple[str, int], Kind]:
+def _list_contents(directories: Sequence[str]) -> dict[tuple[str, int], Kind]:
     """The files that are compiled, in all caches, by path and inode: of a library that is rebuilt it is another."""
     found = {}
-    for place in places(directories):
+    for place in list_caches(directories):
         if os.path.basename(place) == layout.HEADERS_FOLDER:
             continue  # shared by all of the user's programs, whatever caches they have
-        for group in inventory.take(place).groups:
+        for group in inventory.take_inventory(place).groups:
             if group.kind in _COUNTED:
                 files = [
                     file for file in group.files if group.kind is not Kind.NATIVE_CODE or file.path.endswith(_BUILT)
@@ -307,9 +307,9 @@ def _contents(directories: Sequence[str]) -> dict[tuple[str, int], Kind]:
     return found
 
 
-def _obstacles() -> list[str]:
+def _find_obstacles() -> list[str]:
     """Return what keeps the caches of this environment from being filled, as far as that can be tested."""
-    environ = config.child_environment()
+    environ = config.copy_environment()
     found = []
     if not config.current().enabled:
         found.append(f"SAFECACHE={environ.get('SAFECACHE', '')} is set: safecache does nothing, and notes no lookup")
@@ -321,7 +321,7 @@ def _obstacles() -> list[str]:
 
 
 @contextmanager
-def _forwarding(signals: list[str]) -> Iterator[Callable[[int], None]]:
+def _forward_signals(signals: list[str]) -> Iterator[Callable[[int], None]]:
     """Context of a function that takes the leader of a session: it gets the signals that this process does.
 
     A terminal sends its own to this process alone, for the session is not the terminal's. Only a main thread may.
@@ -360,13 +360,13 @@ def _await_session(leader: int) -> int:
     """Wait for what else is in the session of this leader, which has ended; how many processes still run then."""
     end = time.monotonic() + _PATIENCE
     while True:
-        left = sum(_session_of(pid) == leader for pid in os.listdir("/proc") if pid.isdecimal())
+        left = sum(_find_session(pid) == leader for pid in os.listdir("/proc") if pid.isdecimal())
         if not left or time.monotonic() >= end:
             return left
         time.sleep(_TICK)
 
 
-def _session_of(pid: str) -> int:
+def _find_session(pid: str) -> int:
     """0 for a process that is gone, or has ended and is not waited for."""
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:

@@ -113,7 +113,7 @@ def _show_second_host(url: str | None, device: str, *, pairs: int, as_json: bool
     with tempfile.TemporaryDirectory(prefix="safecache-bench-") as name:
         os.mkdir(os.path.join(name, "remote"))
         remote = url or f"file://{name}/remote"
-        lacking = extras.missing(remote)
+        lacking = extras.find_missing(remote)
         if lacking is not None:
             raise OSError(f"{lacking[0]} is not installed: {lacking[1]}")
         for pair in range(pairs):
@@ -166,9 +166,9 @@ def _packed_starts(base: Path, device: str) -> Iterator[tuple[str, float]]:
 
 def _command(cache: Cache, *words: str) -> None:
     """Run a command of ours on its caches. Raises OSError if it fails."""
-    environment = demo.environment_with_safecache() | demo.places(cache.base)
+    environment = demo.make_environment() | demo.make_variables(cache.base)
     command = [sys.executable, "-m", "safecache", *words]
-    done = subprocess.run(command, **children.apart(environment), capture_output=True, text=True)
+    done = subprocess.run(command, **children.make_options(environment), capture_output=True, text=True)
     if done.returncode:
         raise OSError(f"safecache {words[0]} failed: {done.stdout[-500:]} {done.stderr[-500:]}")
 
@@ -186,7 +186,7 @@ def _of_packed_host(times: dict[str, list[float]]) -> Iterator[Figure]:
 
 def _first_step(cache: Cache, device: str, *, hits: bool) -> float:
     outcome = cache.run("--device", device)
-    if outcome.error or outcome.hit != hits:
+    if outcome.error or outcome.is_hit != hits:
         raise OSError(
             f"{cache.base.name} has {'no hit' if hits else 'a hit'}: {outcome.answer} {outcome.stderr[-500:]}"
         )
@@ -206,21 +206,23 @@ def _of_second_host(times: dict[str, list[float]]) -> Iterator[Figure]:
 
 
 def _imports(pairs: int, step: Callable[[str], None]) -> Iterator[Figure]:
-    environment = demo.environment_with_safecache()
+    environment = demo.make_environment()
     for what, before in (("import safecache", ""), ("import safecache on top of torch", "import torch; ")):
         times: list[float] = []
         for _ in range(pairs if before else 2 * pairs):
             if before or len(times) % 2:
                 step(what)
             command = [sys.executable, "-c", before + _IMPORT]
-            done = subprocess.run(command, **children.apart(environment), capture_output=True, text=True, check=True)
+            done = subprocess.run(
+                command, **children.make_options(environment), capture_output=True, text=True, check=True
+            )
             times.append(float(done.stdout))
         yield Figure(what, "ms", None, statistics.median(times), None)
 
 
 def _answer_of(script: str, base: Path) -> dict[str, dict[str, float]]:
     command = [sys.executable, str(_SCRIPTS / script)]
-    environment = demo.environment_with_safecache() | demo.places(base / script)
+    environment = demo.make_environment() | demo.make_variables(base / script)
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     if done.returncode:
         raise OSError(f"{script} failed: {done.stderr[-2000:]}")
@@ -269,7 +271,7 @@ def _warm_starts(base: Path, pairs: int, step: Callable[[str], None]) -> Iterato
         for cache in caches if pair % 2 else reversed(caches):
             step(f"warm start {pair + 1} of {pairs}, {cache.base.name}")
             outcome = cache.run()
-            if outcome.error or not outcome.hit:
+            if outcome.error or not outcome.is_hit:
                 raise OSError(f"a warm start did not hit: {outcome.answer} {outcome.stderr[-500:]}")
             answers[cache].append(outcome.answer)
     for cache in ours:
@@ -297,7 +299,7 @@ def _everything(base: Path) -> dict[str, str]:
     """The settings that cost time: copies of libraries, and signatures if the library for them is installed."""
     chosen = {"SAFECACHE_STRICT": "1", "SAFECACHE_NAMESPACE": "bench", "SAFECACHE_EXEC_DIR": str(base / "exec")}
     os.mkdir(chosen["SAFECACHE_EXEC_DIR"], 0o700)
-    if keys.problem() is not None:
+    if keys.find_problem() is not None:
         return chosen
     path = str(base / "farm.json")
     key_files.save(path, key_changes.generate(ed25519=True))
@@ -371,7 +373,7 @@ def _run(way: str, crashing: bool) -> dict[str, float]:
     """One run with a cold cache: wall and CPU seconds, and the number of jobs. Raises OSError if it fails."""
     script = _SCRIPTS / "compiles.py"
     with tempfile.TemporaryDirectory(prefix="safecache-bench-") as base:
-        environment = demo.environment_with_safecache() | demo.places(Path(base) / "caches")
+        environment = demo.make_environment() | demo.make_variables(Path(base) / "caches")
         chosen = (_WAYS | _FEW)[way]
         environment |= chosen.settings
         command = [sys.executable, str(script), chosen.what, *(["crashing"] if crashing else [])]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from safecache import session
-from safecache.code import library_builds
+from safecache.built_code import library_builds
 from safecache.errors import EntryRefusedError
 from safecache.places.layout import CodeFile
 from safecache.store import attestations, gate

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from safecache.code import build_keys
-from safecache.code.build_keys import Installation
+from safecache.built_code import build_keys
+from safecache.built_code.build_keys import Installation
 from safecache.signing import keyring
 
 
@@ -23,7 +23,7 @@ class Key:
     def ask(self, name="torch_key", value=None):
         build_keys._keys.reset()
         installation = Installation(str(self.top), self.also, self.packages)
-        return build_keys.key(name, installation, lambda: str(self.root), lambda: self._compute(value))
+        return build_keys.find_key(name, installation, lambda: str(self.root), lambda: self._compute(value))
 
     def _compute(self, value):
         self.computed += 1
@@ -57,7 +57,7 @@ def test_one_process_looks_once(installed):
     first = installed.ask()
     installed.write("__init__.py", "changed")
     installation = Installation(str(installed.top), installed.also, packages=False)
-    again = build_keys.key("torch_key", installation, lambda: str(installed.root), lambda: "another")
+    again = build_keys.find_key("torch_key", installation, lambda: str(installed.root), lambda: "another")
     assert again == first
 
 

@@ -53,7 +53,7 @@ def unreadable_record(cubin, monkeypatch):
     def refuse(path, *rest, **named):
         raise Unreadable(13, "Permission denied", path)
 
-    monkeypatch.setattr(manifests, "read_record_bytes", refuse)
+    monkeypatch.setattr(manifests, "read_unverified_record", refuse)
 
 
 def obstacle(cubin, monkeypatch):
@@ -64,7 +64,7 @@ def obstacle(cubin, monkeypatch):
 def gone_at_the_check(cubin, monkeypatch):
     """Where others can write, something else lies there by the time of the load."""
     cubin.parents[1].chmod(0o777)
-    judge = gate.refusal_for_file
+    judge = gate.judge_file
 
     def vanish(file):
         os.unlink(file.path)
@@ -73,7 +73,7 @@ def gone_at_the_check(cubin, monkeypatch):
         finally:
             cubin.write_bytes(EVIL)
 
-    monkeypatch.setattr(gate, "refusal_for_file", vanish)
+    monkeypatch.setattr(gate, "judge_file", vanish)
 
 
 ATTACKS = [lambda cubin, monkeypatch: None, unreadable_record, obstacle, gone_at_the_check]

@@ -152,7 +152,7 @@ def test_harmed_archive_is_compiled_anew(machine, harm):
 
 def test_many_archives_are_written_as_one(machine):
     names = [f"gemm.{number:02}" for number in range(36)]
-    program = "from safecache.code import device_kernels as kernels\n"
+    program = "from safecache.built_code import device_kernels as kernels\n"
     program += (
         f"for name in {names!r}:\n    deep_gemm.load(name); kernels._directories.now['DG_JIT_CACHE_DIR'].keep_new()\n"
     )

@@ -26,7 +26,7 @@ def file(tmp_path):
 @pytest.mark.parametrize("judged", [1, 2, 3, 4])
 def test_what_is_replaced_again_and_again_is_judged_three_times(file, monkeypatch, judged):
     verdicts = iter([REFUSAL] * (judged - 1) + [None])
-    monkeypatch.setattr(gate, "_discard", lambda *_: False)
+    monkeypatch.setattr(gate, "_discard_refused", lambda *_: False)
     assert gate.accept_or_quarantine(file, lambda: next(verdicts)) is (judged < 4)
     assert len(list(verdicts)) == (1 if judged == 4 else 0)
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from safecache.files import ownership
+from safecache.fs import ownership
 from safecache.integrations import flydsl
 from safecache.settings import config
 
@@ -36,13 +36,13 @@ def test_neither_the_cache_nor_a_directory_that_the_user_names_is_read(configure
         monkeypatch.setenv(NAME, str(tmp_path / "own"))
     place = configure()
     assert not place.startswith(str(tmp_path / "inductor")) and place != str(tmp_path / "own")
-    assert os.environ[NAME] == place and ownership.why_not_private(os.path.dirname(place)) is None
+    assert os.environ[NAME] == place and ownership.find_exposure(os.path.dirname(place)) is None
     assert not os.path.exists(place), "it is empty"
 
 
 def test_compile_worker_has_that_of_its_parent(configure, monkeypatch, tmp_path):
     place = configure()
-    monkeypatch.setattr(flydsl.private_directory, "process_directory", lambda: str(tmp_path / "of-worker"))
+    monkeypatch.setattr(flydsl.private_directory, "get_process_directory", lambda: str(tmp_path / "of-worker"))
     assert configure() == place
 
 

@@ -49,21 +49,21 @@ def admit(path, root):
 
 def test_what_this_process_built_is_taken(library, root):
     gate.attest_file(CodeFile(str(library), str(root)))
-    assert admit(library, root) and gate.verified_load_path(CodeFile(str(library), str(root))) == (str(library), None)
+    assert admit(library, root) and gate.verify_load_path(CodeFile(str(library), str(root))) == (str(library), None)
 
 
 def test_record_attests_it_in_the_next_process(library, root, monkeypatch):
     gate.attest_file(CodeFile(str(library), str(root)))
     forget(monkeypatch)
     assert admit(library, root)
-    assert events.counters() == {"code sealed": 1, "code verified": 1}
+    assert events.read_counters() == {"code sealed": 1, "code verified": 1}
 
 
 def test_without_a_record_it_is_moved_away(library, root, monkeypatch):
-    assert not admit(library, root) and events.counters()["unsealed"] == 1
+    assert not admit(library, root) and events.read_counters()["unsealed"] == 1
     library.write_bytes(b"\x7fELF code")
     with pytest.raises(EntryRefusedError, match="no sealed record"):
-        gate.verified_load_path(CodeFile(str(library), str(root)))
+        gate.verify_load_path(CodeFile(str(library), str(root)))
 
 
 @pytest.mark.parametrize("how", ["longer", "flipped", "shorter", "empty"])
@@ -72,7 +72,7 @@ def test_content_that_changed_since_is_refused(library, root, monkeypatch, how):
     good = library.read_bytes()
     library.write_bytes({"longer": good + b"x", "flipped": good[:-1] + b"X", "shorter": good[:-1], "empty": b""}[how])
     forget(monkeypatch)
-    assert not admit(library, root) and events.counters()["damaged"] == 1
+    assert not admit(library, root) and events.read_counters()["damaged"] == 1
 
 
 def test_record_of_one_file_does_not_attest_another(library, root, monkeypatch):
@@ -83,7 +83,7 @@ def test_record_of_one_file_does_not_attest_another(library, root, monkeypatch):
     os.makedirs(os.path.dirname(record), exist_ok=True)
     os.link(manifests.record_path(CodeFile(str(library), str(root))), record)
     forget(monkeypatch)
-    assert not admit(other, root) and events.counters()["other cache key"] == 1
+    assert not admit(other, root) and events.read_counters()["other cache key"] == 1
 
 
 @pytest.mark.parametrize("how", ["record of the same place", "record moved to where it is looked for"])
@@ -99,7 +99,7 @@ def test_library_does_not_move_to_another_place_of_the_same_cache(library, root,
         os.replace(manifests.record_path(CodeFile(str(library), str(root))), record)
     forget(monkeypatch)
     refused = "other cache key" if how.startswith("record moved") else "unsealed"
-    assert not admit(other, root) and events.counters()[refused] == 1
+    assert not admit(other, root) and events.read_counters()[refused] == 1
 
 
 def test_cache_that_is_copied_as_a_whole_still_attests(library, root, monkeypatch, tmp_path):
@@ -107,7 +107,7 @@ def test_cache_that_is_copied_as_a_whole_still_attests(library, root, monkeypatc
     forget(monkeypatch)
     copied = tmp_path / "elsewhere" / "cache"
     shutil.copytree(root, copied)
-    assert admit(copied / "ab" / "abc.so", copied) and events.counters()["code verified"] == 1
+    assert admit(copied / "ab" / "abc.so", copied) and events.read_counters()["code verified"] == 1
 
 
 def test_record_of_0_1_0_which_is_bound_to_a_name_alone_is_as_none(library, root, monkeypatch):
@@ -115,7 +115,12 @@ def test_record_of_0_1_0_which_is_bound_to_a_name_alone_is_as_none(library, root
     stated = json.dumps({"sha256": digest, "stamp": None}).encode()
     key = keyring.current().signing
     old = seal.attach(
-        stated, Kind.NATIVE_CODE, library.name, key, provenance.statement(Kind.NATIVE_CODE), config.current().namespace
+        stated,
+        Kind.NATIVE_CODE,
+        library.name,
+        key,
+        provenance.make_statement(Kind.NATIVE_CODE),
+        config.current().namespace,
     )
     hashed = hashlib.sha256(library.name.encode()).hexdigest()
     for place in (hashed, os.path.basename(manifests.record_path(CodeFile(str(library), str(root))))):
@@ -131,7 +136,7 @@ def test_record_of_another_key_does_not_attest(library, root, monkeypatch, tmp_p
     key.chmod(0o600)
     monkeypatch.setenv("SAFECACHE_KEY_FILE", str(key))
     config.reload()
-    assert not admit(library, root) and events.counters()["unknown key"] == 1
+    assert not admit(library, root) and events.read_counters()["unknown key"] == 1
 
 
 @pytest.mark.parametrize("damage", [lambda content: content[:-1], lambda content: b"", lambda content: b"x" * 300])
@@ -147,36 +152,36 @@ def test_damaged_record_does_not_attest(library, root, monkeypatch, damage):
 
 
 def test_code_for_a_cpu_that_has_more_is_refused(library, root, monkeypatch):
-    monkeypatch.setattr(provenance, "instructions", lambda: "avx2 avx512f x86_64")
+    monkeypatch.setattr(provenance, "list_instructions", lambda: "avx2 avx512f x86_64")
     gate.attest_file(CodeFile(str(library), str(root)))
     forget(monkeypatch)
-    monkeypatch.setattr(provenance, "instructions", lambda: "avx2 x86_64")
-    assert not admit(library, root) and events.counters()["other CPU"] == 1
+    monkeypatch.setattr(provenance, "list_instructions", lambda: "avx2 x86_64")
+    assert not admit(library, root) and events.read_counters()["other CPU"] == 1
     library.write_bytes(b"built on the oldest")
     gate.attest_file(CodeFile(str(library), str(root)))
     forget(monkeypatch)
-    monkeypatch.setattr(provenance, "instructions", lambda: "avx2 avx512f x86_64")
+    monkeypatch.setattr(provenance, "list_instructions", lambda: "avx2 avx512f x86_64")
     assert admit(library, root)
 
 
 def test_code_for_a_cpu_that_has_less_is_taken(library, root, monkeypatch):
-    monkeypatch.setattr(provenance, "instructions", lambda: "avx2 x86_64")
+    monkeypatch.setattr(provenance, "list_instructions", lambda: "avx2 x86_64")
     gate.attest_file(CodeFile(str(library), str(root)))
     forget(monkeypatch)
-    monkeypatch.setattr(provenance, "instructions", lambda: "avx2 avx512f x86_64")
+    monkeypatch.setattr(provenance, "list_instructions", lambda: "avx2 avx512f x86_64")
     assert admit(library, root)
 
 
 def test_this_cpu_is_described_by_its_machine_and_instructions():
-    words = provenance.instructions().split()
+    words = provenance.list_instructions().split()
     assert os.uname().machine in words and len(words) > 3
 
 
 def change_below_the_file_system(monkeypatch, path, content):
     """As a disk does that returns other bytes: no time and no size tells."""
-    identity = gate.filesystem.identity(path.stat())
+    identity = gate.filesystem.get_identity(path.stat())
     path.write_bytes(content)
-    monkeypatch.setattr(gate.filesystem, "identity", lambda _: identity)
+    monkeypatch.setattr(gate.filesystem, "get_identity", lambda _: identity)
 
 
 @pytest.mark.parametrize("mode", [0o644, 0o666], ids=["private", "open"])
@@ -186,17 +191,17 @@ def test_what_the_kernel_says_of_a_file_is_no_evidence_in_the_next_process(libra
     gate.attest_file(CodeFile(str(library), str(root)))
     change_below_the_file_system(monkeypatch, library, b"\x7fELF" + bytes(2 << 20)[:-1] + b"!")
     forget(monkeypatch)
-    assert not admit(library, root) and events.counters()["damaged"] == 1
+    assert not admit(library, root) and events.read_counters()["damaged"] == 1
 
 
 def test_what_the_kernel_says_of_a_file_is_evidence_for_seconds_only(library, root, monkeypatch):
     gate.attest_file(CodeFile(str(library), str(root)))
     now = [0.0]
     monkeypatch.setattr(attestations.time, "monotonic", lambda: now[0])
-    assert gate.refusal_for_file(CodeFile(str(library), str(root))) is None
+    assert gate.judge_file(CodeFile(str(library), str(root))) is None
     change_below_the_file_system(monkeypatch, library, b"\x7fELF evil")
     now[0] = attestations._FRESH
-    assert gate.refusal_for_file(CodeFile(str(library), str(root))).reason is Reason.DAMAGED
+    assert gate.judge_file(CodeFile(str(library), str(root))).reason is Reason.DAMAGED
 
 
 class TestWithoutASealingKey:
@@ -208,7 +213,7 @@ class TestWithoutASealingKey:
         monkeypatch.setattr(keyring, "current", lambda: keyring.Keyring(None, problem="no key today"))
 
     def test_a_file_that_nobody_else_could_have_written_is_not_taken_for_that(self, library, root):
-        assert not admit(library, root) and events.counters()["unsealed"] == 1
+        assert not admit(library, root) and events.read_counters()["unsealed"] == 1
 
     def test_what_a_child_has_built_is_taken(self, library, root, monkeypatch):
         assert gate.attest_file(CodeFile(str(library), str(root)))
@@ -219,14 +224,14 @@ class TestWithoutASealingKey:
         gate.attest_file(CodeFile(str(library), str(root)))
         forget(monkeypatch)
         monkeypatch.setattr(keyring, "_made", None)
-        assert not admit(library, root) and events.counters()["unknown key"] == 1
+        assert not admit(library, root) and events.read_counters()["unknown key"] == 1
 
     def test_a_process_that_gets_the_secret_takes_it(self, library, root, monkeypatch):
         gate.attest_file(CodeFile(str(library), str(root)))
         secret = keyring.hand_down()
         forget(monkeypatch)
         monkeypatch.setattr(keyring, "_made", None)
-        keyring.take(secret)
+        keyring.take_secret(secret)
         assert admit(library, root)
 
     def test_the_secret_is_not_in_the_cache(self, library, root):
@@ -235,7 +240,7 @@ class TestWithoutASealingKey:
         assert len(written) == 2 and not any(keyring.hand_down() in content for content in written)
 
     def test_a_record_for_another_cache_is_not_made(self, library):
-        assert manifests.record_of(CodeFile(str(library)), b"code", {}) is None
+        assert manifests.make_record(CodeFile(str(library)), b"code", {}) is None
 
     def test_the_record_of_somebody_who_can_seal_is_left(self, library, root, monkeypatch):
         stranger = Key.derive(b"the key of a build farm, which verifies here")
@@ -266,7 +271,7 @@ class TestPrivateTrust:
         gate.attest_file(CodeFile(str(library), str(root)))
         library.write_bytes(b"\x7fELF eode")
         forget(monkeypatch)
-        assert not admit(library, root) and events.counters()["damaged"] == 1
+        assert not admit(library, root) and events.read_counters()["damaged"] == 1
 
     @pytest.mark.parametrize("content", [b"\x7fELF code", b"\x7fELF evil"], ids=["same", "other"])
     def test_the_record_of_a_stranger_can_object(self, library, root, monkeypatch, content, tmp_path, settings):
@@ -286,7 +291,7 @@ class TestPrivateTrust:
         key = keyring.current().signing
         ended = key._replace(revoked=1.0) if how == "revoked" else key._replace(expires=1.0)
         monkeypatch.setattr(keyring, "current", lambda: keyring.Keyring(None, trusted={key.id: ended}))
-        assert not admit(library, root) and events.counters()[f"{how} key"] == 1
+        assert not admit(library, root) and events.read_counters()[f"{how} key"] == 1
 
     def test_a_forged_record_objects(self, library, root, monkeypatch):
         gate.attest_file(CodeFile(str(library), str(root)))
@@ -295,7 +300,7 @@ class TestPrivateTrust:
         content[content.index(b"native_code")] ^= 1
         record.write_bytes(content)
         forget(monkeypatch)
-        assert not admit(library, root) and events.counters()["bad seal"] == 1
+        assert not admit(library, root) and events.read_counters()["bad seal"] == 1
 
     def test_a_record_that_cannot_be_read_may_object(self, library, root, monkeypatch):
         gate.attest_file(CodeFile(str(library), str(root)))
@@ -304,17 +309,17 @@ class TestPrivateTrust:
         def fail(*rest, **named):
             raise OSError(5, "Input/output error")
 
-        monkeypatch.setattr(entry_files, "read_entry", fail)
+        monkeypatch.setattr(entry_files, "read_unverified_entry", fail)
         with pytest.raises(Unreadable):
-            gate.refusal_for_file(CodeFile(str(library), str(root)))
+            gate.judge_file(CodeFile(str(library), str(root)))
 
 
 def test_library_that_is_missing_fails_as_in_stock(root):
     path = str(root / "gone.so")
-    assert gate.verified_load_path(CodeFile(path, str(root))) == (path, None)
+    assert gate.verify_load_path(CodeFile(path, str(root))) == (path, None)
     root.chmod(0o777)
     with pytest.raises(FileNotFoundError):
-        gate.verified_load_path(CodeFile(path, str(root)))
+        gate.verify_load_path(CodeFile(path, str(root)))
 
 
 @pytest.mark.parametrize("mode", [0o755, 0o777], ids=["private", "open"])
@@ -329,26 +334,26 @@ def test_library_that_cannot_be_read_is_not_loaded(library, root, monkeypatch, m
 
     monkeypatch.setattr(gate.opening, "digest_regular", fail)
     with pytest.raises(OSError, match="Too many open files"):
-        gate.verified_load_path(CodeFile(str(library), str(root)))
+        gate.verify_load_path(CodeFile(str(library), str(root)))
 
 
 def test_record_is_of_what_was_written_not_of_what_lies_there(library, root, monkeypatch):
     gate.attest_file(CodeFile(str(library), str(root)), content=b"what was written")
     forget(monkeypatch)
-    assert not admit(library, root) and events.counters()["damaged"] == 1
+    assert not admit(library, root) and events.read_counters()["damaged"] == 1
 
 
 def test_record_for_another_cache_is_the_one_that_is_kept_here(library, root):
     gate.attest_file(CodeFile(str(library), str(root)), content=b"what was written")
     (record,) = root.glob(".safecache/records/*/*")
-    assert manifests.record_of(CodeFile(str(library)), b"what was written", {}) == record.read_bytes()
+    assert manifests.make_record(CodeFile(str(library)), b"what was written", {}) == record.read_bytes()
 
 
 @pytest.mark.parametrize("opened", ["file", "directory"])
 def test_copy_out_of_reach_holds_what_was_verified(library, root, opened):
     gate.attest_file(CodeFile(str(library), str(root)))
     (library if opened == "file" else root).chmod(0o777)
-    path, content = gate.verified_load_path(CodeFile(str(library), str(root)))
+    path, content = gate.verify_load_path(CodeFile(str(library), str(root)))
     library.write_bytes(b"swapped")
     with open(path, "rb") as file:
         assert file.read() == content == b"\x7fELF code"
@@ -381,7 +386,7 @@ def test_good_library_that_another_writer_puts_there_meanwhile_is_taken(library,
     forget(monkeypatch)
     replace_when_moved(monkeypatch, library, [good])
     assert admit(library, root) and library.read_bytes() == good and quarantined(root) == []
-    assert events.counters() == {"code sealed": 1, "code verified": 1}
+    assert events.read_counters() == {"code sealed": 1, "code verified": 1}
 
 
 def test_bad_library_that_another_writer_puts_there_meanwhile_is_moved_away_too(library, root, monkeypatch):
@@ -393,7 +398,7 @@ def test_bad_library_that_is_replaced_for_ever_is_left_and_not_loaded(library, r
     replace_when_moved(monkeypatch, library, [b"%d" % number for number in range(100)])
     assert admit(library, root) and quarantined(root) == []
     with pytest.raises(EntryRefusedError, match="no sealed record"):
-        gate.verified_load_path(CodeFile(str(library), str(root)))
+        gate.verify_load_path(CodeFile(str(library), str(root)))
 
 
 def test_link_that_another_writer_replaces_meanwhile_stays_replaced(library, root, monkeypatch):

@@ -9,9 +9,9 @@ import os
 import pytest
 
 from safecache import session
-from safecache.code import exec_directory
+from safecache.built_code import exec_directory
 from safecache.errors import EntryRefusedError
-from safecache.files import filesystem, ownership
+from safecache.fs import filesystem, ownership
 from safecache.places.layout import CodeFile
 from safecache.reporting import events
 from safecache.reporting.kinds import Kind, Reason
@@ -47,7 +47,7 @@ def keep(path, content=CONTENT, kind=SOURCE):
 
 
 def states(path, content=CONTENT, kind=SOURCE):
-    return gate.refusal_for_content(CodeFile(str(path), root_of(path), kind), hashlib.sha256(content).digest()) is None
+    return gate.judge_content(CodeFile(str(path), root_of(path), kind), hashlib.sha256(content).digest()) is None
 
 
 def refuse_writes(monkeypatch):
@@ -61,19 +61,19 @@ def test_process_attests_what_it_expects_without_a_record(source):
     assert not states(source)
     attestations.attest_in_process(str(source), CONTENT)
     assert states(source) and not states(source, b"another")
-    assert not manifests.exists(CodeFile(str(source), root_of(source), SOURCE))
+    assert not manifests.has_record_file(CodeFile(str(source), root_of(source), SOURCE))
 
 
 def test_record_attests_one_content_in_the_next_process(source, monkeypatch):
     keep(source)
     forget(monkeypatch)
-    assert manifests.exists(CodeFile(str(source), root_of(source), SOURCE))
+    assert manifests.has_record_file(CodeFile(str(source), root_of(source), SOURCE))
     assert states(source) and not states(source, b"another")
 
 
 def test_record_of_another_build_does_not_attest(source, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr(provenance, "statement", lambda kind: {"machine": "vax"})
+        patch.setattr(provenance, "make_statement", lambda kind: {"machine": "vax"})
         keep(source)
     forget(monkeypatch)
     assert not states(source)
@@ -104,8 +104,8 @@ def test_kernels_of_one_name_in_two_directories_have_records_of_their_own(tmp_pa
     forget(monkeypatch)
     one, other = [tmp_path / "cache" / key / "kernel.cubin" for key in ("one", "other")]
     keep(one, kind=Kind.KERNEL)
-    assert manifests.exists(CodeFile(str(one), root_of(one), Kind.KERNEL))
-    assert not manifests.exists(CodeFile(str(other), root_of(other), Kind.KERNEL))
+    assert manifests.has_record_file(CodeFile(str(one), root_of(one), Kind.KERNEL))
+    assert not manifests.has_record_file(CodeFile(str(other), root_of(other), Kind.KERNEL))
 
 
 def test_record_that_cannot_be_written_is_said_and_not_counted(source, monkeypatch):
@@ -114,9 +114,9 @@ def test_record_that_cannot_be_written_is_said_and_not_counted(source, monkeypat
         written = manifests.write(
             CodeFile(str(source), root_of(source), SOURCE), {"sha256": ""}, keyring.current().signing, {}
         )
-    assert not written and events.counters() == {"unwritable": 1}
+    assert not written and events.read_counters() == {"unwritable": 1}
     assert manifests.write(CodeFile(str(source), root_of(source), SOURCE), {}, keyring.current().signing, {})
-    assert events.counters() == {"unwritable": 1, "code sealed": 1}
+    assert events.read_counters() == {"unwritable": 1, "code sealed": 1}
 
 
 def restore(path):
@@ -154,7 +154,7 @@ def test_planted_file_that_cannot_be_moved_away_is_not_used(source, monkeypatch)
     monkeypatch.setattr(filesystem, "rename", refuse)
     with pytest.raises(Immovable, match="cannot be moved away"):
         restore(source)
-    assert events.counters().get("quarantined") is None
+    assert events.read_counters().get("quarantined") is None
 
 
 def test_planted_file_is_an_error_in_strict_mode(source, settings):
@@ -178,14 +178,14 @@ def test_file_that_cannot_be_read_is_left_to_whoever_must_read_it(source, monkey
 def test_what_is_no_file_is_moved_away_before_anything_is_made_there(source, make):
     make(source)
     assert restore(source) == CONTENT and not source.is_symlink()
-    assert events.counters()["not a file"] == 1
+    assert events.read_counters()["not a file"] == 1
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/etc/passwd")], ids=["fifo", "link"])
 def test_what_is_no_file_is_not_loaded(source, make):
     make(source)
     with pytest.raises(EntryRefusedError, match=r"not a file\]: it is a"):
-        gate.verified_load_path(CodeFile(str(source), root_of(source)))
+        gate.verify_load_path(CodeFile(str(source), root_of(source)))
 
 
 def test_damaged_record_moves_the_file_away_and_counts(source, monkeypatch):
@@ -194,7 +194,7 @@ def test_damaged_record_moves_the_file_away_and_counts(source, monkeypatch):
     forget(monkeypatch)
     events._state.reset()
     assert restore(source) == CONTENT
-    assert events.counters()["damaged"] == events.counters()["quarantined"] == 1
+    assert events.read_counters()["damaged"] == events.read_counters()["quarantined"] == 1
 
 
 def adopt(path):
@@ -228,13 +228,13 @@ def exposed(source, monkeypatch):
     """The file lies where others can replace it."""
     source.write_bytes(CONTENT)
     source.parent.chmod(0o777)
-    assert ownership.why_not_private(str(source))
+    assert ownership.find_exposure(str(source))
     return source
 
 
 def test_code_that_others_can_replace_is_loaded_from_a_copy(exposed):
     keep(exposed)
-    path, content = gate.verified_load_path(CodeFile(str(exposed), root_of(exposed), SOURCE))
+    path, content = gate.verify_load_path(CodeFile(str(exposed), root_of(exposed), SOURCE))
     assert content == CONTENT and path != str(exposed) and open_bytes(path) == CONTENT
     assert attestations.is_known(path, CONTENT), "or it could not be judged when it is loaded"
 
@@ -242,41 +242,43 @@ def test_code_that_others_can_replace_is_loaded_from_a_copy(exposed):
 def test_library_that_cannot_be_copied_to_the_exec_dir_is_not_loaded_where_others_write(exposed, settings, tmp_path):
     keep(exposed)
     settings(SAFECACHE_EXEC_DIR=tmp_path / "missing")
-    path = exec_directory.load_path(CodeFile(str(exposed), root_of(exposed), SOURCE))
-    assert path != str(exposed) and open_bytes(path) == CONTENT and events.counters()["unusable exec directory"] == 1
+    path = exec_directory.find_load_path(CodeFile(str(exposed), root_of(exposed), SOURCE))
+    assert (
+        path != str(exposed) and open_bytes(path) == CONTENT and events.read_counters()["unusable exec directory"] == 1
+    )
 
 
 def test_code_that_is_replaced_after_it_was_judged_is_not_loaded(exposed, monkeypatch):
     keep(exposed)
-    judge = gate.refusal_for_file
+    judge = gate.judge_file
 
     def judge_and_replace(*args):
         refusal = judge(*args)
         exposed.write_bytes(b"planted")
         return refusal
 
-    monkeypatch.setattr(gate, "refusal_for_file", judge_and_replace)
+    monkeypatch.setattr(gate, "judge_file", judge_and_replace)
     with pytest.raises(EntryRefusedError, match="replaced since it was verified"):
-        gate.verified_load_path(CodeFile(str(exposed), root_of(exposed), SOURCE))
+        gate.verify_load_path(CodeFile(str(exposed), root_of(exposed), SOURCE))
 
 
 def test_unreadable_code_that_others_can_replace_is_not_handed_on(exposed):
     exposed.unlink()
     with pytest.raises(FileNotFoundError):
-        gate.verified_load_path(CodeFile(str(exposed), root_of(exposed), SOURCE))
+        gate.verify_load_path(CodeFile(str(exposed), root_of(exposed), SOURCE))
 
 
 def test_private_code_is_loaded_from_where_it_lies(source):
     keep(source)
     source.write_bytes(CONTENT)
-    assert gate.verified_load_path(CodeFile(str(source), root_of(source), SOURCE)) == (str(source), None)
-    assert gate.private_path(CodeFile(str(source)), CONTENT) == str(source)
+    assert gate.verify_load_path(CodeFile(str(source), root_of(source), SOURCE)) == (str(source), None)
+    assert gate.make_private_path(CodeFile(str(source)), CONTENT) == str(source)
 
 
 def test_code_of_a_noexec_mount_is_not_copied_to_memory(exposed, monkeypatch):
     keep(exposed)
-    monkeypatch.setattr(gate.mounts, "forbids_execution", lambda path: True)
-    assert gate.verified_load_path(CodeFile(str(exposed), root_of(exposed), SOURCE)) == (str(exposed), None)
+    monkeypatch.setattr(gate.mounts, "is_noexec", lambda path: True)
+    assert gate.verify_load_path(CodeFile(str(exposed), root_of(exposed), SOURCE)) == (str(exposed), None)
 
 
 @pytest.mark.parametrize(
@@ -287,7 +289,7 @@ def test_record_of_another_form_attests_nothing(source, monkeypatch, statement):
     keep(source)
     (record,) = source.parents[1].glob(".safecache/records/*/*")
     signing = keyring.current().signing
-    record.write_bytes(seal.attach(statement, SOURCE, source.name, signing, provenance.statement(SOURCE)))
+    record.write_bytes(seal.attach(statement, SOURCE, source.name, signing, provenance.make_statement(SOURCE)))
     forget(monkeypatch)
     assert not states(source)
     verdict, stated = manifests.read(CodeFile(str(source), root_of(source), SOURCE))
@@ -295,7 +297,7 @@ def test_record_of_another_form_attests_nothing(source, monkeypatch, statement):
 
 
 def judge(path, kind=SOURCE, **options):
-    return gate.refusal_for_file(CodeFile(str(path), root_of(path), kind), **options)
+    return gate.judge_file(CodeFile(str(path), root_of(path), kind), **options)
 
 
 def refuse_reading(monkeypatch, *names):
@@ -342,7 +344,7 @@ def refuse_records(monkeypatch):
     def fail(path, *args):
         raise Unreadable(errno.EIO, os.strerror(errno.EIO), path)
 
-    monkeypatch.setattr(manifests, "read_record_bytes", fail)
+    monkeypatch.setattr(manifests, "read_unverified_record", fail)
 
 
 def test_record_that_cannot_be_read_is_no_refusal_of_what_it_may_attest(source, monkeypatch):
@@ -372,7 +374,7 @@ def test_what_another_process_does_at_the_same_time_is_no_error(source, monkeypa
     source.write_bytes(b"planted")
     monkeypatch.setattr(gate.entry_files, "quarantine", quarantine)
     gate.quarantine_unattested(CodeFile(str(source), root_of(source), SOURCE))
-    assert events.counters()["unsealed"] == 1 and "quarantined" not in events.counters()
+    assert events.read_counters()["unsealed"] == 1 and "quarantined" not in events.read_counters()
 
 
 def open_bytes(path):
@@ -410,12 +412,12 @@ class TestRecordThatCannotBeRead:
         with pytest.raises(Unreadable, match="Input/output error"):
             gate.quarantine_unattested(CodeFile(str(source), root_of(source), SOURCE))
         with pytest.raises(Unreadable):
-            gate.verified_load_path(CodeFile(str(source), root_of(source), SOURCE))
+            gate.verify_load_path(CodeFile(str(source), root_of(source), SOURCE))
         self.assert_untouched(source)
 
     def test_file_is_used_when_it_can_be_read_again(self, source, unreadable):
         unreadable(1)
-        assert restore(source) == CONTENT and events.counters() == {"code verified": 1}
+        assert restore(source) == CONTENT and events.read_counters() == {"code verified": 1}
 
     def test_result_is_neither_attested_nor_refused(self, source, unreadable):
         unreadable(1000)
@@ -439,4 +441,4 @@ class TestRecordThatCannotBeRead:
         (record,) = source.parents[1].glob(".safecache/records/*/*")
         record.unlink()
         record.mkdir()
-        assert restore(source) == CONTENT and events.counters()["unsealed"] == 1
+        assert restore(source) == CONTENT and events.read_counters()["unsealed"] == 1

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from safecache.code import generated
+from safecache.built_code import generated
 from safecache.errors import EntryRefusedError
-from safecache.files import ownership
+from safecache.fs import ownership
 from safecache.places.layout import CodeFile
 from safecache.reporting import events
 from safecache.store import attestations, gate
@@ -49,7 +49,7 @@ def test_kernel_of_this_process_and_of_the_one_before_is_admitted(kernel, monkey
     generated.admit_kernels("int main() {}", code(kernel))
     forget(monkeypatch)
     generated.admit_kernels(code(kernel))
-    assert events.counters() == {"code sealed": 1, "code verified": 1}
+    assert events.read_counters() == {"code sealed": 1, "code verified": 1}
 
 
 @pytest.mark.parametrize("change", [lambda path: path.write_bytes(CUBIN[::-1]), os.unlink], ids=["planted", "gone"])
@@ -88,5 +88,5 @@ def test_where_others_can_write_the_kernel_is_this_processs_own(root, monkeypatc
     with pytest.raises(FileNotFoundError, match="has mode 0777"):
         generated.admit_kernels(code(path))
     place = generated.place_kernel(str(path), str(root), CUBIN)
-    assert ownership.why_not_private(place) is None and Path(place).read_bytes() == CUBIN
+    assert ownership.find_exposure(place) is None and Path(place).read_bytes() == CUBIN
     generated.admit_kernels(code(place))

@@ -12,8 +12,8 @@ import pytest
 from helpers import key_cases
 from helpers.fresh import forget_kernels
 
-from safecache.code import triton_files
-from safecache.files import filesystem
+from safecache.built_code import triton_files
+from safecache.fs import filesystem
 from safecache.places import layout
 from safecache.places.layout import CodeFile
 from safecache.reporting import events
@@ -34,7 +34,7 @@ def root(tmp_path):
 
 def compile_kernel(directory, version="one", *, ends=None):
     """As triton.compile() does; raises what ``ends`` calls, if anything, in place of writing the metadata."""
-    with triton_files.compiling():
+    with triton_files.kernel_scope():
         assert triton_files.get_group(str(directory), "k.json") is None
         group = {}
         for name in NAMES:
@@ -64,14 +64,16 @@ def hits(directory):
 
 
 def refused():
-    return {name: count for name, count in events.counters().items() if name in ("damaged", "unsealed", "quarantined")}
+    return {
+        name: count for name, count in events.read_counters().items() if name in ("damaged", "unsealed", "quarantined")
+    }
 
 
 def test_compile_writes_one_record_that_attests_each_file(root):
     compile_kernel(root / ONE)
     assert records(root) == [record_of(root / ONE / LIST).name]
     assert hits(root / ONE) and all(attested(root / ONE / name) for name in (*NAMES, LIST))
-    found = audit.audit([], layout.code(str(root)))
+    found = audit.audit([], layout.walk_code(str(root)))
     assert found.refused == [] and found.outcomes == {"code verified": len(NAMES) + 1}
     assert not refused()
 
@@ -205,7 +207,7 @@ def test_file_that_could_not_be_written_gets_no_record_after_a_compile_that_fail
     monkeypatch.setattr(filesystem, "rename", fail_to_rename)
     with pytest.raises(ValueError, match="of the compiler"):
         compile_kernel(root / ONE, ends=fail)
-    assert events.counters()["unwritable"] == len(NAMES[:2]) and not records(root)
+    assert events.read_counters()["unwritable"] == len(NAMES[:2]) and not records(root)
 
 
 def test_error_of_a_compile_comes_before_that_of_its_records(root, settings):
@@ -222,7 +224,7 @@ def test_error_of_a_compile_comes_before_that_of_its_records(root, settings):
 
 def test_files_beside_the_list_of_another_process_have_records_of_their_own(root):
     """Until our list replaces it, its record states other files."""
-    with triton_files.compiling():
+    with triton_files.kernel_scope():
         assert triton_files.get_group(str(root / ONE), "k.json") is None
         triton_files.put(str(root / ONE), "k.ttir", b"first")
         (root / ONE / LIST).write_text("{}")
@@ -232,7 +234,7 @@ def test_files_beside_the_list_of_another_process_have_records_of_their_own(root
 
 @pytest.mark.parametrize("name", ["k.autotune.json", "cuda_utils.so", "other.cubin"])
 def test_file_that_is_found_alone_has_its_record_at_once(root, name):
-    with triton_files.compiling():
+    with triton_files.kernel_scope():
         assert triton_files.get_group(str(root / ONE), "k.json") is None
         triton_files.put(str(root / ONE), name, b"alone")
         assert records(root) == [record_of(root / ONE / name).name]

@@ -13,7 +13,7 @@ import time
 import pytest
 from conftest import needs_root
 
-from safecache.code import library_builds
+from safecache.built_code import library_builds
 
 GCC = "g++: fatal error: Killed signal terminated program cc1plus\ncompilation terminated."
 CLANG = "clang++: error: unable to execute command: Killed\nclang++: error: clang frontend command failed"

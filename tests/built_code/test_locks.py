@@ -12,7 +12,7 @@ import pytest
 from filelock import FileLock, Timeout
 from helpers.in_process import isolated
 
-from safecache.files import holders
+from safecache.fs import holders
 from safecache.integrations import locks
 from safecache.reporting import waits
 

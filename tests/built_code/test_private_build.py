@@ -14,9 +14,9 @@ import pytest
 from helpers.caches import at_each_rename
 
 from safecache import compiles, session
-from safecache.code import library_builds, sources
+from safecache.built_code import library_builds, sources
 from safecache.errors import EntryRefusedError
-from safecache.files import private_directory
+from safecache.fs import private_directory
 from safecache.integrations import generated_code
 from safecache.places.layout import CodeFile
 from safecache.reporting import events
@@ -134,7 +134,7 @@ def header(root):
 def test_header_is_copied_once_with_its_precompiled_form(root, source, header, place):
     words = command(root, place, source, "-include", header)
     copy = words[words.index("-include") + 1]
-    assert copy.startswith(private_directory.process_directory()) and copy.endswith("/prefix.h")
+    assert copy.startswith(private_directory.get_process_directory()) and copy.endswith("/prefix.h")
     with open(copy, "rb") as text, open(f"{copy}.gch", "rb") as compiled:
         assert (text.read(), compiled.read()) == (b"#include <cstdlib>", b"compiled")
     with private_directory.create_temporary() as other:
@@ -219,10 +219,10 @@ class Builder:
 
 @pytest.fixture
 def build(root, monkeypatch):
-    monkeypatch.setattr(library_builds, "root_of", lambda path: str(root))
+    monkeypatch.setattr(library_builds, "find_root", lambda path: str(root))
 
     def run(builder):
-        with compiles.scope(build=library_builds.Build(verifies=True)):
+        with compiles.override_scope(build=library_builds.Build(verifies=True)):
             generated_code.build(builder.build, builder, (), {})
 
     return run
@@ -231,7 +231,7 @@ def build(root, monkeypatch):
 def test_hook_builds_in_private(root, source, build):
     builder = Builder(root, source)
     build(builder)
-    assert (root / "kernel.so").read_bytes() == TEXT and "hook inactive" not in events.counters()
+    assert (root / "kernel.so").read_bytes() == TEXT and "hook inactive" not in events.read_counters()
     ((_, read, written),) = builder.built
     assert not read.startswith(str(root)) and not written.startswith(str(root))
     assert not os.path.exists(os.path.dirname(written))
@@ -241,7 +241,7 @@ def test_hook_builds_as_stock_what_it_does_not_know_and_says_so(root, source, bu
     builder = Builder(root, source, f"--suffix={root}")
     build(builder)
     assert builder.built == [builder.words] and (root / "kernel.so").read_bytes() == TEXT
-    assert events.counters()["hook inactive"] == 1 and events.counters()["code sealed"] == 1
+    assert events.read_counters()["hook inactive"] == 1 and events.read_counters()["code sealed"] == 1
     assert any("where others can write" in record.getMessage() for record in caplog.records)
 
 
@@ -254,14 +254,14 @@ def test_build_that_fails_fails_as_in_stock(root, source, build):
 def test_header_that_cannot_be_precompiled_is_done_without(root, source, build):
     """Where there is no room for it, in a container that has nothing private but 64 MB of memory."""
     build(Builder(root, source, "--no-such-option", target="prefix.h.gch"))
-    assert sorted(os.listdir(root)) == ["kernel.cpp"] and "hook inactive" not in events.counters()
+    assert sorted(os.listdir(root)) == ["kernel.cpp"] and "hook inactive" not in events.read_counters()
 
 
 def test_hook_builds_as_stock_where_nobody_else_can_write(root, source, build):
     root.chmod(0o755)
     builder = Builder(root, source)
     build(builder)
-    assert builder.built == [builder.words] and events.counters() == {"code sealed": 1}
+    assert builder.built == [builder.words] and events.read_counters() == {"code sealed": 1}
 
 
 def test_precompiled_header_appears_whole_and_after_its_record(root, source, build, monkeypatch):
@@ -273,10 +273,9 @@ def test_precompiled_header_appears_whole_and_after_its_record(root, source, bui
     def move(made, rename):
         if Path(made).read_bytes() == TEXT:  # not its record
             assert not target.exists() and os.path.dirname(made) == str(root)
-            stated = manifests.read_record_bytes(CodeFile(str(target), str(root)))
+            stated = manifests.read_unverified_record(CodeFile(str(target), str(root)))
             published.append(
-                gate.refusal_for_content(CodeFile(str(target), str(root)), hashlib.sha256(TEXT).digest(), (stated,))
-                is None
+                gate.judge_content(CodeFile(str(target), str(root)), hashlib.sha256(TEXT).digest(), (stated,)) is None
             )
         rename()
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from safecache.code import restricted
+from safecache.built_code import restricted
 
 
 @pytest.mark.parametrize(

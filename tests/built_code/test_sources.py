@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from safecache import session
-from safecache.code import sources
+from safecache.built_code import sources
 from safecache.errors import EntryRefusedError
 from safecache.reporting import events
 from safecache.store import attestations
@@ -23,21 +23,21 @@ def root(tmp_path, monkeypatch):
 def test_source_that_is_what_was_generated_stays(root):
     path = root / "source.py"
     path.write_bytes(b"\n" + SOURCE)
-    assert sources.quarantine_if_changed(str(path), SOURCE, str(root)) and path.exists() and not events.counters()
+    assert sources.quarantine_if_changed(str(path), SOURCE, str(root)) and path.exists() and not events.read_counters()
 
 
 def test_source_that_is_not_is_moved_away(root):
     path = root / "source.py"
     path.write_bytes(SOURCE + b"import evil")
     assert not sources.quarantine_if_changed(str(path), SOURCE, str(root))
-    assert not path.exists() and events.counters() == {"damaged": 1, "quarantined": 1}
+    assert not path.exists() and events.read_counters() == {"damaged": 1, "quarantined": 1}
 
 
 def test_commands_that_torch_adds_to_a_source_as_comments_are_no_change(root):
     """As CUTLASSCodeCache.compile does."""
     added = b"\n// CUDA Compilation cmd\n// nvcc -c a.cu\n\n// CUDA Linking cmd\n// nvcc a.o\n"
     (root / "a.cu").write_bytes(SOURCE + added)
-    assert sources.quarantine_if_changed(str(root / "a.cu"), SOURCE, str(root)) and not events.counters()
+    assert sources.quarantine_if_changed(str(root / "a.cu"), SOURCE, str(root)) and not events.read_counters()
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_source_is_executed_if_its_name_is_the_hash_of_its_content(root):
     assert sources.admit(str(path), "name", lambda text: "name") == str(path)
     with pytest.raises(EntryRefusedError, match="nobody in this process generated it"):
         sources.admit(str(path), "name", lambda text: "other")
-    assert events.counters() == {"unsealed": 1}
+    assert events.read_counters() == {"unsealed": 1}
     attestations.attest_in_process(str(path), SOURCE)
     assert sources.admit(str(path), "name", lambda text: "other") == str(path)
 
@@ -97,4 +97,4 @@ def test_source_that_another_process_restores_meanwhile_stays(root, monkeypatch,
 
     monkeypatch.setattr(sources.entry_files, "quarantine", restore_first)
     assert sources.quarantine_if_changed(str(path), SOURCE, str(root))
-    assert path.read_bytes() == SOURCE and not events.counters()
+    assert path.read_bytes() == SOURCE and not events.read_counters()

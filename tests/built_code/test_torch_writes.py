@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from conftest import SOURCE
 
-from safecache.code import generated
-from safecache.files import filesystem, folders, temporaries
+from safecache.built_code import generated
+from safecache.fs import filesystem, folders, temporaries
 from safecache.integrations import generated_code
 
 

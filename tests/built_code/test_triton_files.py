@@ -12,8 +12,8 @@ from types import SimpleNamespace
 import pytest
 from helpers.fresh import forget_kernels
 
-from safecache.code import triton_files, triton_place
-from safecache.files import filesystem
+from safecache.built_code import triton_files, triton_place
+from safecache.fs import filesystem
 from safecache.integrations import triton_in_inductor
 from safecache.places import layout
 from safecache.reporting import events
@@ -30,10 +30,10 @@ def directory(tmp_path):
 
 def write(directory, version, names=NAMES):
     """As Triton does: each file, and then the list of them."""
-    with triton_files.compiling():
+    with triton_files.kernel_scope():
         for name in names:
             triton_files.put(directory, name, f"{name} {version}".encode())
-        listed = {name: os.path.join(directory, name) for name in triton_files.listed(directory, names)}
+        listed = {name: os.path.join(directory, name) for name in triton_files.find_attested(directory, names)}
         return triton_files.put(directory, "__grp__k.json", json.dumps({"child_paths": listed}).encode())
 
 
@@ -73,7 +73,7 @@ def write_oneself(directory, version):
 
     for name in NAMES:
         assert put(name, f"{name} {version}".encode()) == os.path.join(directory, name)
-    listed = {name: os.path.join(directory, name) for name in triton_files.listed(directory, NAMES)}
+    listed = {name: os.path.join(directory, name) for name in triton_files.find_attested(directory, NAMES)}
     put("__grp__k.json", json.dumps({"child_paths": listed}).encode())
 
 
@@ -83,7 +83,7 @@ def test_group_that_somebody_else_wrote_is_read_if_we_attest_it(directory):
     write(directory, "two")
     assert read(directory) == {"two"}
     write_oneself(directory, "three")
-    assert read(directory) == {"three"} and not events.counters().get("quarantined")
+    assert read(directory) == {"three"} and not events.read_counters().get("quarantined")
 
 
 def test_list_that_somebody_else_wrote_is_not_attested_without_its_files(directory):
@@ -115,7 +115,7 @@ def test_group_of_a_writer_who_is_not_done_is_a_miss(directory, number):
     for name in NAMES[: number + 1]:
         triton_files.put(directory, name, f"{name} two".encode())
     assert read(directory) is None
-    assert "quarantined" not in events.counters(), "each file is in order"
+    assert "quarantined" not in events.read_counters(), "each file is in order"
     write(directory, "three")
     assert read(directory) == {"three"}
 
@@ -131,7 +131,7 @@ def test_list_is_not_written_without_one_of_its_files(directory, monkeypatch):
     monkeypatch.setattr(filesystem, "rename", rename)
     write(directory, "one")
     assert not os.path.exists(os.path.join(directory, "__grp__k.json")) and read(directory) is None
-    assert events.counters()["unwritable"] == 1
+    assert events.read_counters()["unwritable"] == 1
     monkeypatch.undo()
     write(directory, "two")
     assert read(directory) == {"two"}
@@ -145,12 +145,12 @@ def test_moved_cache_hits(directory, tmp_path):
 
 @pytest.mark.parametrize("name", ["../outside", "", "a/b"])
 def test_name_that_leads_out_of_the_directory_is_no_name(name):
-    assert triton_place.names_in(json.dumps({"child_paths": {"k.json": "", name: ""}}).encode()) is None
+    assert triton_place.parse_names(json.dumps({"child_paths": {"k.json": "", name: ""}}).encode()) is None
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"{}", b'{"child_paths": 1}', b"\xff", b"[" * 100000])
 def test_list_that_is_none_has_no_names(content):
-    assert triton_place.names_in(content) is None
+    assert triton_place.parse_names(content) is None
 
 
 def test_file_that_cannot_be_kept_is_read_from_a_copy_and_the_next_attempt_keeps_it(directory, monkeypatch, caplog):
@@ -170,7 +170,7 @@ def test_file_that_cannot_be_kept_is_read_from_a_copy_and_the_next_attempt_keeps
 
 @pytest.fixture
 def kernel_write():
-    with triton_files.compiling():
+    with triton_files.kernel_scope():
         yield triton_files.current_write()
 
 
@@ -197,7 +197,7 @@ def test_other_errors_of_a_kernel_that_is_made_are_its_own(directory, kernel_wri
 
     with pytest.raises(OSError, match="somewhere"):
         kernel_write.read_back(construct, group)
-    assert len(made) == 1 and not events.counters().get("unreadable")
+    assert len(made) == 1 and not events.read_counters().get("unreadable")
 
 
 def leave(directory, pid, age):
@@ -244,7 +244,7 @@ def test_what_is_still_written_is_no_code_of_the_cache(tmp_path):
     directory = str(tmp_path / ("A" * 52))
     leave(directory, os.getpid(), 0)
     path = triton_files.put(directory, "k.cubin", b"cubin")
-    assert [code.path for code in layout.code(str(tmp_path))] == [path]
+    assert [code.path for code in layout.walk_code(str(tmp_path))] == [path]
 
 
 @pytest.mark.parametrize("raw", [b"cubin", None], ids=["at-hand", "not-at-hand"])
@@ -290,4 +290,4 @@ def test_file_that_another_writer_replaces_before_it_is_moved_away_is_a_hit(dire
     monkeypatch.setattr(entry_files, "quarantine", replace_first)
     forget_kernels()
     assert triton_place.Place(directory).take("k.cubin") is not None
-    assert read(directory) == {"one"} and not events.counters().get("quarantined")
+    assert read(directory) == {"one"} and not events.read_counters().get("quarantined")

@@ -13,8 +13,8 @@ from types import SimpleNamespace
 import pytest
 from helpers.fresh import forget_kernels
 
-from safecache.code import triton_files, triton_remote
-from safecache.files import filesystem
+from safecache.built_code import triton_files, triton_remote
+from safecache.fs import filesystem
 from safecache.integrations import triton_in_inductor
 from safecache.reporting import events
 
@@ -67,7 +67,7 @@ def test_group_whose_record_cannot_be_read_is_a_miss_and_stays(directory, unread
     with unreadable():
         assert not read(directory) and not read(directory)
     assert_said_once(caplog)
-    assert read(directory) and not events.counters().get("quarantined")
+    assert read(directory) and not events.read_counters().get("quarantined")
 
 
 def test_what_a_remote_cache_delivers_is_not_taken_while_its_record_cannot_be_read(directory, unreadable, caplog):
@@ -87,7 +87,7 @@ def test_cubin_whose_record_cannot_be_read_is_loaded_from_a_private_copy_and_sta
     with open(result.kernel.cubin_path, "rb") as file:
         assert file.read() == b"its own" and result.kernel.cubin_path != path
     assert_said_once(caplog)
-    assert read(directory) and not events.counters().get("quarantined")
+    assert read(directory) and not events.read_counters().get("quarantined")
 
 
 def test_kernel_whose_record_cannot_be_read_is_left_out_of_an_entry(directory, unreadable, monkeypatch, caplog):
@@ -106,4 +106,4 @@ def test_kernel_whose_record_cannot_be_read_is_left_out_of_an_entry(directory, u
         assert found.kernel_artifacts == [] and rest == "rest"
     assert_said_once(caplog)
     assert triton_in_inductor.collect(collect, None, (), {})[0].kernel_artifacts == [kernel]
-    assert not events.counters().get("quarantined")
+    assert not events.read_counters().get("quarantined")

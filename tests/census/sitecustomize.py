@@ -79,7 +79,7 @@ def _watch_gate() -> None:
         """Of a package, whose digest is compared with the one in its footer."""
         verdict = inspect(end, *rest, **named)
         if verdict.reason is None:
-            _say("attested", seal.split(end).digest.hex())
+            _say("attested", seal.split_unverified(end).digest.hex())
         return verdict
 
     seal.verify, seal.inspect = verify_watched, inspect_watched

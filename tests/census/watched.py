@@ -123,7 +123,7 @@ def _digests(path: str) -> Iterator[str]:
     except OSError:
         return
     yield hashlib.sha256(content).hexdigest()
-    yield hashlib.sha256(seal.payload_of(content)).hexdigest()
+    yield hashlib.sha256(seal.strip_unverified(content)).hexdigest()
 
 
 def _read_files(base: Path, trace: Path) -> list[str]:

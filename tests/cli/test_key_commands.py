@@ -65,7 +65,7 @@ def test_key_for_a_farm_lies_where_it_was_asked_for_and_its_public_part_apart(ru
     private, public = tmp_path / "farm.json", tmp_path / "farm.pub.json"
     said = run("keygen", "--ed25519", "--out", private, "--public", public, "--namespace", "prod/*", "test")
     assert said.code == 0 and said.lines[0].endswith(f" {private}")
-    assert read(private).public_part() == read(public) and read(private).namespaces == ("prod/*", "test")
+    assert read(private).extract_public() == read(public) and read(private).namespaces == ("prod/*", "test")
     assert (mode(private), mode(public)) == (0o600, 0o644)
     assert not os.path.exists(directory() / said.lines[0].split()[0])
 
@@ -271,7 +271,7 @@ def test_list_shows_no_secret_and_obeys_no_name(run):
 
 def test_change_of_our_own_counts_at_once_whatever_the_clock_of_the_file_system(run, monkeypatch):
     put(MAC)
-    monkeypatch.setattr(key_directory, "stamp", lambda directory: (0, 0))
+    monkeypatch.setattr(key_directory, "read_stamp", lambda directory: (0, 0))
     assert not keyring.current().find(MAC.id).revoked
     run("revoke", MAC.id.hex())
     assert keyring.current().find(MAC.id).revoked

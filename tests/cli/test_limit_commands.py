@@ -199,7 +199,7 @@ def places(tmp_path, monkeypatch):
 )
 def test_directories_are_those_of_the_environment_each_once(places, environ, expected):
     absolute = {name: str(places / path) for name, path in environ.items()}
-    assert levels.existing_caches(absolute) == [str(places / path) for path in expected]
+    assert levels.list_caches(absolute) == [str(places / path) for path in expected]
 
 
 def test_commands_take_the_directories_of_the_environment(cache, run, monkeypatch, tmp_path, places):

@@ -22,12 +22,12 @@ base = Path(sys.argv[1])
 cache = Cache(base / "cache")
 hostile = pickle.dumps(Marker(str(base / "ran")))
 source = f"import os; open(os.environ[{planted.MARKER!r}], 'w')".encode()
-here = provenance.statement(Kind.AOT_ENTRY)
+here = provenance.make_statement(Kind.AOT_ENTRY)
 sealing = keyring.current().signing
 for prefix, kind, folder in (("a", Kind.AOT_ENTRY, "aotautograd"), ("f", Kind.FX_ENTRY, "fxgraph/xx")):
     own = key(prefix, "x")
     for content in (hostile, seal.attach(hostile, kind, own, sealing, here), seal.attach(hostile, kind, own, sealing, {})):
-        cache.file(cache.root / folder / own / layout.entry_name(content), 9999, content)
+        cache.file(cache.root / folder / own / layout.name_entry(content), 9999, content)
 sources = [path for path in cache.code("x", 9999) + cache.kernel("x", 9999) + cache.header("x", 9999)]
 for path in [*sources, cache.known_bad("x", 9999), *cache.crash("x", 9999)]:
     path.write_bytes(source)

@@ -215,7 +215,9 @@ def test_what_is_removed_while_it_is_listed_is_no_error(cache, listed, monkeypat
         return found
 
     if gone == "inventory":
-        monkeypatch.setattr(catalogue.inventory, "take", partial(and_remove, catalogue.inventory.take))
+        monkeypatch.setattr(
+            catalogue.inventory, "take_inventory", partial(and_remove, catalogue.inventory.take_inventory)
+        )
         assert [row["paths"] for row in listed()["entries"]] == [[str(kept.parent)]]
     else:
         monkeypatch.setattr(

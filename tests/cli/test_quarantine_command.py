@@ -14,7 +14,7 @@ from helpers.fresh import forget_kernels
 from helpers.key_cases import MAC, put
 from helpers.listed import aside, entry, kernel, place
 
-from safecache.files import filesystem
+from safecache.fs import filesystem
 from safecache.places import layout
 from safecache.places.layout import CodeFile
 from safecache.reporting import events
@@ -218,4 +218,4 @@ def test_restored_entry_is_that_of_before_to_the_byte_and_counts_for_nothing_els
         path.read_bytes(), Kind.AOT_ENTRY, path.parent.name, keyring.current().find, config.current().namespace
     )
     assert verdict.reason is None and hashlib.sha256(path.read_bytes()).hexdigest() == digest
-    assert events.counters() == {}
+    assert events.read_counters() == {}

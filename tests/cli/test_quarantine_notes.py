@@ -63,7 +63,7 @@ def test_link_on_the_way_back_is_not_followed(cache, ask, tmp_path, depth):
 def test_link_in_the_place_of_quarantine_is_not_followed(cache, run, monkeypatch, tmp_path, action):
     moved = aside(entry(cache, "a"), cache.root)
     outside = tmp_path / "outside"
-    listed = quarantine.opened
+    listed = quarantine.open_quarantine
 
     def exchange(root):
         if not outside.exists():
@@ -71,7 +71,7 @@ def test_link_in_the_place_of_quarantine_is_not_followed(cache, run, monkeypatch
             place(cache).symlink_to(outside)
         return listed(root)
 
-    monkeypatch.setattr(quarantine, "opened", exchange)
+    monkeypatch.setattr(quarantine, "open_quarantine", exchange)
     said = run("quarantine", *action, moved.name, "--in", cache.root)
     assert said.code == 1 and (outside / moved.name).exists()
 

@@ -54,7 +54,7 @@ class Page(HTMLParser):
 def page(run, cache, tmp_path, monkeypatch):
     def make(*options, examined=False):
         if not examined:
-            monkeypatch.setattr(stats, "examine", lambda import_torch: [])
+            monkeypatch.setattr(stats, "examine_machine", lambda import_torch: [])
         done = run("report", cache.root, "-o", tmp_path / "page.html", *options)
         assert done.code == 0, done.err
         assert done.out == f"report written to {tmp_path / 'page.html'}\n"

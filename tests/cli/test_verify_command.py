@@ -12,7 +12,7 @@ from helpers.caches import HOUR, Cache
 from helpers.listed import entry
 
 from safecache.cli import keys, view
-from safecache.files import parallel
+from safecache.fs import parallel
 from safecache.signing import keyring
 from safecache.upkeep import audit
 
@@ -25,13 +25,13 @@ def cache(tmp_path):
 def test_refused_files_are_told_in_the_order_of_the_directories(cache, run, monkeypatch):
     """Whoever is judged first."""
     paths = sorted(str(cache.aot(f"{number}", HOUR)) for number in range(12))
-    judge = audit._judge
+    judge = audit._judge_file
 
     def slow(location):
         time.sleep(0.05 * (location.path == paths[0]))
         return judge(location)
 
-    monkeypatch.setattr(audit, "_judge", slow)
+    monkeypatch.setattr(audit, "_judge_file", slow)
     report = json.loads(run("verify", cache.root, "--json").out)
     assert [each["path"] for each in report["refused"]] == paths
 
@@ -40,13 +40,13 @@ def test_several_files_are_read_at_once(cache, run, monkeypatch):
     for number in range(parallel.READERS):
         entry(cache, f"{number}")
     together = threading.Barrier(parallel.READERS, timeout=10)  # broken where they come one by one
-    judge = audit._judge
+    judge = audit._judge_file
 
     def wait(location):
         together.wait()
         return judge(location)
 
-    monkeypatch.setattr(audit, "_judge", wait)
+    monkeypatch.setattr(audit, "_judge_file", wait)
     assert run("verify", cache.root).code == 0
 
 
@@ -55,14 +55,14 @@ def test_key_is_read_by_one_though_several_need_it(cache, run, monkeypatch, comm
     """Or one would say that it was made just now, and the others not."""
     for number in range(parallel.READERS):
         entry(cache, f"{number}")
-    read, own = [], keyring._own
+    read, own = [], keyring._load_own_key
 
     def slow(*arguments):
         read.append(arguments)
         time.sleep(0.05)
         return own(*arguments)
 
-    monkeypatch.setattr(keyring, "_own", slow)
+    monkeypatch.setattr(keyring, "_load_own_key", slow)
     keyring.renew()
     assert run(command, cache.root).code == 0 and len(read) == 1
 

@@ -40,7 +40,7 @@ def test_stock_hits_sealed_entries(warm):
 
 def test_names_of_sealed_entries_are_the_hash_of_their_content(warm):
     for path in warm.aot_entries + warm.fx_entries:
-        assert path.name == layout.entry_name(path.read_bytes())
+        assert path.name == layout.name_entry(path.read_bytes())
 
 
 def test_entries_of_stock_are_refused_and_counted_by_default(home):
@@ -80,7 +80,7 @@ def test_cache_of_stock_can_be_adopted_after_a_start_too(home):
     home.run()
     assert home.run(model_scenes.adopt_cache, directory=str(home.cache)).ok
     for path in home.aot_entries + home.fx_entries:
-        assert seal.split(path.read_bytes()) is not None
+        assert seal.split_unverified(path.read_bytes()) is not None
     answer = home.run(strict=True)
     assert answer.ok and answer.hits == WARM, answer
 
@@ -146,7 +146,7 @@ def test_cold_and_warm_in_fresh_interpreters(home):
     assert cold["aot"]["saved"] == 1 and of_entries(cold_stats) == {"sealed": 3, "saved": 3}
     assert (warm["aot"]["hit"], warm["fx"]["hit"]) == WARM and of_entries(warm_stats) == {"verified": 3}
     for run, stats in (("cold", cold_stats), ("warm", warm_stats)):
-        told = run_summary.summarise(run_summary.read(str(home.cache)), run)
+        told = run_summary.summarise(run_summary.read_unverified(str(home.cache)), run)
         counts = {label: number for label, number in told.counts.items() if label in run_summary.LABELS}
         assert counts == {name: number for name, number in stats.items() if name.startswith(("aot ", "fx "))}
         assert len(told.by_process) == 1 and sum(counts.values()) == 3

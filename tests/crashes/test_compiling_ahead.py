@@ -10,7 +10,7 @@ import triton
 
 from safecache import compiles, session
 from safecache.errors import TritonCompileCrash
-from safecache.isolation import asked, client, compiling, crashes
+from safecache.isolation import client, compiling, crashes, dispatch
 from safecache.isolation.client import Limits, Request
 from safecache.isolation.crashes import Crash, Note
 from safecache.ports import KernelRequest
@@ -45,11 +45,11 @@ def given(monkeypatch):
 @pytest.fixture
 def under_way(monkeypatch):
     """A tuning that is still to compile these."""
-    current = asked.Tuning([])
+    current = dispatch.Tuning([])
     monkeypatch.setattr(compiles.current, "kernel_tuning", current)
 
     def ask(*keys):
-        current.asked = lambda: iter([KernelRequest(*request(key)[:4], {}) for key in keys])
+        current.iter_requests = lambda: iter([KernelRequest(*request(key)[:4], {}) for key in keys])
         return current
 
     return ask
@@ -70,26 +70,26 @@ def crashed(root, key):
 
 
 def test_compile_outside_of_a_tuning_is_alone(given, root):
-    assert compiling._attempt(request("a", root)) == "attempt of a" and given == ["a"]
+    assert compiling._attempt_compile(request("a", root)) == "attempt of a" and given == ["a"]
 
 
 def test_what_is_neither_cached_nor_known_to_crash_goes_along_once(given, root, under_way):
     crashed(root, "bad")
     under_way("a", "b", "there", "bad", "c", "b")
-    assert compiling._attempt(request("a", root)) == "attempt of a"
+    assert compiling._attempt_compile(request("a", root)) == "attempt of a"
     assert given == [["a", "b", "c"]]
 
 
 def test_what_was_compiled_ahead_is_taken_in_its_turn(given, root, under_way):
     current = under_way("b", "c")
-    compiling._attempt(request("a", root))
-    assert [compiling._attempt(request(key, root)) for key in "cb"] == ["attempt of c", "attempt of b"]
+    compiling._attempt_compile(request("a", root))
+    assert [compiling._attempt_compile(request(key, root)) for key in "cb"] == ["attempt of c", "attempt of b"]
     assert len(given) == 1 and current.attempts == {}
 
 
 def test_compile_that_is_known_to_crash_starts_nothing(monkeypatch, root):
     crashed(root, "bad")
-    monkeypatch.setattr(client, "current", pytest.fail)
+    monkeypatch.setattr(client, "get_service", pytest.fail)
     with pytest.raises(TritonCompileCrash, match="not compiling kernel"):
         compiling.obtain(request("bad", root), None)
 
@@ -103,7 +103,7 @@ def test_compile_that_is_known_to_crash_starts_nothing(monkeypatch, root):
     ],
 )
 def test_compile_stays_where_it_is_asked_for_itself(monkeypatch, caplog, knob, variable):
-    assert asked.stays("k") is False and events.counters() == {}
+    assert dispatch.should_compile_here("k") is False and events.read_counters() == {}
     monkeypatch.setitem(vars(triton.knobs.compilation), knob, True)
-    assert asked.stays("k") is True and events.counters() == {"not isolated": 1}
+    assert dispatch.should_compile_here("k") is True and events.read_counters() == {"not isolated": 1}
     assert f"{variable} is set" in caplog.text

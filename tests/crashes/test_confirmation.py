@@ -41,7 +41,7 @@ def crash(monkeypatch, root):
         with pytest.raises(TritonCompileCrash):
             compiling.obtain(request, None)
         assert left == []
-        return crashes.hashes(root)
+        return crashes.list_hashes(root)
 
     return compile
 

@@ -13,7 +13,7 @@ from conftest import python
 from safecache.errors import SafecacheError, TritonCompileCrash
 from safecache.isolation import protocol
 from safecache.isolation.client import Ending, Outcome
-from safecache.isolation.crashes import Crash, diagnosed, make
+from safecache.isolation.crashes import Crash, diagnose_crash, make_crash
 
 ATTRIBUTES = {"how": "signal", "signal": 6, "stage": "ptx", "kernel": "k", "config": {"N": 1}, "report": "/r"}
 FAILED_PASS = {"type": "builtins.RuntimeError", "message": "PassManager::run failed", "stage": "ttgir"}
@@ -24,12 +24,12 @@ def diagnose(ending, error, stderr, stage):
     reply = None if ending else {} if error is None else {"error": error}
     with tempfile.TemporaryDirectory() as directory:
         Path(directory, protocol.STAGE_FILE).write_text(stage)
-        return diagnosed(Outcome(reply, Ending(*ending) if ending else None, stderr, 0.1), directory)
+        return diagnose_crash(Outcome(reply, Ending(*ending) if ending else None, stderr, 0.1), directory)
 
 
 @pytest.fixture
 def error():
-    return make("safecache: it crashed", ATTRIBUTES)
+    return make_crash("safecache: it crashed", ATTRIBUTES)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from crashes.crash_names import DEADLY
 
 STOCK = {"SAFECACHE": "0"}
 # What each process that compiles with Triton has of the service.
-ASKED = ["safecache.isolation", "safecache.isolation.asked"]
+ASKED = ["safecache.isolation", "safecache.isolation.dispatch"]
 ENDINGS = {name: ("signal", 6, stage) for name, stage in DEADLY.items()}
 ENDINGS |= {"recovered": ("recovered", None, "ttgir"), "empty-module": ("signal", 11, "source")}
 of_crashed = pytest.mark.xdist_group("crashed")

@@ -96,7 +96,7 @@ def test_note_that_cannot_be_written_holds_in_this_process(root):
     open(f"{root}/.safecache", "w").close()
     crashes.remember(root, HASH, note())
     assert find(root) is not None
-    assert events.counters()["unwritable"] == 1
+    assert events.read_counters()["unwritable"] == 1
 
 
 def planted(root, content):
@@ -128,7 +128,7 @@ STATED = note()._asdict() | {"crash": note().crash._asdict()}
 def test_note_that_nothing_attests_keeps_nobody_from_compiling(root, caplog, forge, reason, evidence):
     planted(root, forge())
     assert find(root) is None
-    assert events.counters()[reason] == 1
+    assert events.read_counters()[reason] == 1
     (said,) = caplog.messages
     assert f"{path_of(root)} [" in said and evidence in said
 
@@ -150,8 +150,8 @@ def test_forgotten_crash_is_compiled_again(root, monkeypatch):
 def test_list_has_what_holds(root, monkeypatch):
     remember(root, monkeypatch, note())
     remember(root, monkeypatch, note("timeout", 5, 2 * DAY), OTHER)
-    assert [hash for hash, _ in crashes.listed(root)] == [HASH]
-    assert crashes.hashes(root) == sorted([HASH, OTHER])
+    assert [hash for hash, _ in crashes.iter_notes(root)] == [HASH]
+    assert crashes.list_hashes(root) == sorted([HASH, OTHER])
 
 
 def test_what_only_this_process_knows_is_forgotten_too(root):
@@ -168,7 +168,7 @@ def test_note_of_a_key_that_is_not_trusted_keeps_nobody_from_compiling(root, mon
     config.reload()
     keyring.renew()
     assert find(root) is None
-    assert events.counters()["unknown key"] == 1
+    assert events.read_counters()["unknown key"] == 1
 
 
 def test_commands_tell_of_notes_without_a_report_and_forget_all(root, monkeypatch, run):
@@ -177,9 +177,9 @@ def test_commands_tell_of_notes_without_a_report_and_forget_all(root, monkeypatc
     [first, second] = json.loads(run("ls", "--crashed", "--json", root).out)["crashed"]
     assert {first["hash"], second["hash"]} == {HASH, OTHER} and first["report"] is None and first["skipped"]
     assert run("forget", HASH[:8], "--in", root).lines == ["1 forgotten"]
-    assert crashes.hashes(root) == [OTHER]
+    assert crashes.list_hashes(root) == [OTHER]
     assert run("forget", "--all", "--in", root).lines == ["1 forgotten"]
-    assert crashes.hashes(root) == []
+    assert crashes.list_hashes(root) == []
     said = run("forget", HASH, "--in", root)
     assert said.code == 1 and "no kernel of the hash" in said.err
     assert run("forget", "--in", root).code == run("forget", HASH, "--all", "--in", root).code == 2
@@ -195,5 +195,5 @@ def test_list_passes_over_what_is_no_note(root, monkeypatch):
     planted(root, b"of somebody else")
     open(path_of(root, "README"), "w").close()
     crashes._known.reset()
-    assert crashes.hashes(root) == sorted([HASH, OTHER])
-    assert [hash for hash, _ in crashes.listed(root)] == [OTHER]
+    assert crashes.list_hashes(root) == sorted([HASH, OTHER])
+    assert [hash for hash, _ in crashes.iter_notes(root)] == [OTHER]

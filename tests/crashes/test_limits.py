@@ -9,7 +9,7 @@ import pytest
 
 from safecache import compiles
 from safecache.integrations import triton_runtime
-from safecache.isolation import asked, client
+from safecache.isolation import client, dispatch
 from safecache.ports import Compiler, plugs
 
 GB = 10**9
@@ -25,10 +25,10 @@ def machine(monkeypatch, tmp_path):
         monkeypatch.setattr(client, "_CGROUP_LIMIT", str(tmp_path / "memory.max"))
         if cgroup is not None:
             (tmp_path / "memory.max").write_text(f"{cgroup}\n")
-        client._half_of_memory.cache_clear()
+        client._halve_memory.cache_clear()
 
     yield make
-    client._half_of_memory.cache_clear()
+    client._halve_memory.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_what_is_set_counts_everywhere(settings):
 def call_from(module, function, **local):
     """Whether it counts as tuning when this function of this module compiles."""
     code = f"def {function}(self): return ask()"
-    names = {"__name__": module, "ask": lambda: asked._is_tuning()}
+    names = {"__name__": module, "ask": lambda: dispatch._is_tuning()}
     exec(code, names)
     return names[function](types.SimpleNamespace(**local))
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from safecache.files import filesystem
+from safecache.fs import filesystem
 from safecache.isolation import client, compiling, encoding
 from safecache.isolation.client import Limits, Outcome, Request
 from safecache.reporting import events
@@ -95,7 +95,7 @@ def test_kernel_is_put_into_the_cache_with_its_list_last(obtain):
 def test_reply_that_is_not_about_the_kernel_leaves_the_compile_here(obtain, changed):
     made, manager = obtain(KERNEL, **changed)
     assert made is None and manager.files == manager.groups == {}
-    assert events.counters() == {"not isolated": 1}
+    assert events.read_counters() == {"not isolated": 1}
 
 
 @pytest.mark.parametrize(
@@ -159,12 +159,12 @@ def test_files_that_no_kernel_has_are_not_read(obtain, monkeypatch, holes):
 
     monkeypatch.setattr(filesystem, "read", read)
     made, manager = obtain(KERNEL, holes={f"KEY/k.{number}": size for number, size in enumerate(holes)})
-    assert made is None and manager.files == {} and events.counters() == {"not isolated": 1}
+    assert made is None and manager.files == {} and events.read_counters() == {"not isolated": 1}
 
 
 def test_more_files_than_any_kernel_has_are_not_read(obtain):
     made, manager = obtain(KERNEL | {f"KEY/k.{number}": b"" for number in range(100)})
-    assert made is None and manager.files == {} and events.counters() == {"not isolated": 1}
+    assert made is None and manager.files == {} and events.read_counters() == {"not isolated": 1}
 
 
 def test_place_that_cannot_be_had_leaves_the_compile_here(obtain, monkeypatch):
@@ -173,7 +173,7 @@ def test_place_that_cannot_be_had_leaves_the_compile_here(obtain, monkeypatch):
 
     monkeypatch.setattr(compiling.private_directory, "create_temporary", made)
     assert obtain(KERNEL)[0] is None
-    assert events.counters() == {"not isolated": 1}
+    assert events.read_counters() == {"not isolated": 1}
 
 
 @pytest.mark.parametrize(
@@ -185,7 +185,7 @@ def test_kernel_with_a_fault_is_not_reported_as_one_that_cannot_travel(obtain, m
 
     monkeypatch.setattr(encoding, "encode", encode)
     assert obtain(KERNEL)[0] is None
-    assert events.counters() == reports
+    assert events.read_counters() == reports
 
 
 def test_full_cache_is_an_error_as_in_stock(obtain, monkeypatch):
@@ -214,4 +214,4 @@ def test_failure_of_ptxas_is_raised_without_a_second_compile(obtain, capsys):
 def test_failure_of_the_front_end_is_left_to_a_compile_here(obtain):
     error = {"type": "triton.compiler.errors.CompilationError", "message": "at 3:4", "stage": "source"}
     assert obtain({}, error=error)[0] is None
-    assert events.counters() == {}
+    assert events.read_counters() == {}

@@ -11,14 +11,14 @@ import pytest
 from conftest import needs_root
 from helpers.caches import DAY, HOUR, Cache
 
+from safecache.crash_guard import strikes
+from safecache.crash_guard.markers import Blame
 from safecache.doctor import contents
 from safecache.places import layout
 from safecache.reporting.kinds import Kind, Reason
 from safecache.settings import config
 from safecache.signing import seal
 from safecache.signing.keys import Key
-from safecache.trials import strikes
-from safecache.trials.markers import Blame
 
 # Root whom modes bind.
 BOUND = ("--bounding-set=-dac_override,-dac_read_search", "--inh-caps=-dac_override,-dac_read_search")
@@ -42,7 +42,7 @@ def entry(cache, number: int, key: Key | None = KEY, damaged: bool = False, made
     content = b"entry %d" % number
     if key is not None:
         content = seal.attach(content, Kind.AOT_ENTRY, name, key, made_with or {})
-    path = cache.root / "aotautograd" / name / layout.entry_name(content)
+    path = cache.root / "aotautograd" / name / layout.name_entry(content)
     return cache.file(path, 2 * DAY, b"X" + content[1:] if damaged else content)
 
 
@@ -123,8 +123,8 @@ def test_sample_of_a_large_cache_is_the_same_each_time(machine, cache, monkeypat
     found = machine.examine().one("entries", "ok")
     assert "a sample of 200 of 600 files" in found["evidence"]
     entries = list(layout.walk(str(cache.root)))
-    sample = contents._sample(entries, 250)
-    assert sample == contents._sample(entries, 250) and {0, 597} <= {entries.index(each) for each in sample}
+    sample = contents._sample_files(entries, 250)
+    assert sample == contents._sample_files(entries, 250) and {0, 597} <= {entries.index(each) for each in sample}
 
 
 def test_file_that_is_too_large_to_be_read_here_is_left_out(tmp_path):
@@ -133,7 +133,7 @@ def test_file_that_is_too_large_to_be_read_here_is_left_out(tmp_path):
         paths.append(layout.Location(str(tmp_path / str(number)), Kind.AOT_ENTRY, "k"))
         with open(paths[-1].path, "wb") as file:
             file.truncate(1 << 30 if number == 0 else 1000)
-    assert contents._sample(paths, 250) == paths[1:]
+    assert contents._sample_files(paths, 250) == paths[1:]
 
 
 @needs_root

@@ -11,7 +11,7 @@ from conftest import needs_root
 from helpers.message_form import check_form, to_row
 
 from safecache.doctor import directories
-from safecache.files import mounts
+from safecache.fs import mounts
 from safecache.settings import config
 
 
@@ -45,7 +45,7 @@ def told(tmp_path, monkeypatch):
             monkeypatch.setenv(name, value.format(tmp_path))
         monkeypatch.setattr(config, "_current", None)
         checks = (directories.check_file_systems, directories.check_local_level)
-        found = [each for check in checks for each in check(config.child_environment())]
+        found = [each for check in checks for each in check(config.copy_environment())]
         check_form(map(to_row, found))
         return {each.code: each for each in found}
 
@@ -88,7 +88,7 @@ def test_ordinary_disks_are_told_together(told):
 def test_clock_of_a_file_server_that_is_wrong(tmp_path, monkeypatch):
     now = time.time() - 1000
     monkeypatch.setattr(directories.time, "time", lambda: now)
-    (found,) = directories._write(str(tmp_path), "the cache", "")
+    (found,) = directories._try_write(str(tmp_path), "the cache", "")
     check_form([to_row(found)])
     assert (found.code, found.severity) == ("clock-skew", "warning") and "+1000 s" in found.evidence
 
@@ -97,7 +97,7 @@ def test_directory_that_cannot_be_tried_out(tmp_path, monkeypatch):
     def refuse(directory, prefix):
         raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
 
-    monkeypatch.setattr(directories.folders, "scratch", refuse)
-    (found,) = directories._tried(directories.Place("the cache", str(tmp_path), "TMPDIR"), str(tmp_path))
+    monkeypatch.setattr(directories.folders, "create_scratch", refuse)
+    (found,) = directories._try_steps(directories.Place("the cache", str(tmp_path), "TMPDIR"), str(tmp_path))
     check_form([to_row(found)])
     assert (found.code, found.severity) == ("not-probed", "info") and "quota" in found.evidence

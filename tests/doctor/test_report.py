@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from safecache import doctor
-from safecache.doctor import Check, examine, finding, installation
+from safecache.doctor import Check, examine_machine, finding, installation
 from safecache.settings import config
 
 
@@ -62,7 +62,7 @@ def only(monkeypatch, tmp_path):
 
 def test_check_that_fails_is_a_finding_and_the_others_are_made(only):
     only(broken=failing, versions=installation.check_versions)
-    codes = [each.code for each in examine(import_torch=False)]
+    codes = [each.code for each in examine_machine(import_torch=False)]
     assert codes == ["check-failed", "first", "versions"]
 
 
@@ -76,7 +76,7 @@ def test_check_that_does_not_end_is_a_finding(only, monkeypatch):
 
     monkeypatch.setattr(doctor, "_DEADLINE", 0.2)
     only(slow=hanging, versions=installation.check_versions)
-    found = examine(import_torch=False)
+    found = examine_machine(import_torch=False)
     waiting.set()
     assert [each.code for each in found] == ["check-failed", "first", "versions"]
     assert found[0].severity == "error" and "the check of slow does not end" in found[0].evidence

@@ -12,7 +12,7 @@ from helpers.key_cases import PUBLIC
 from safecache.signing import key_files
 from safecache.signing.keys import Key
 
-MAC = Key.mac(b"k" * 32)
+MAC = Key.make_mac(b"k" * 32)
 
 
 def test_refused_setting_is_a_finding_and_keeps_nothing_else_from_being_looked_at(machine):

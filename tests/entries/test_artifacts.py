@@ -27,33 +27,33 @@ def test_anything_is_unpickled_outside_of_a_load():
 
 
 def test_verified_bytes_are_unpickled():
-    with compiles.scope(pinned=(Kind.PGO_STATE, CONTENT)):
+    with compiles.override_scope(pinned=(Kind.PGO_STATE, CONTENT)):
         assert compiles.current.pinned and unpickle() == VALUE
 
 
 @pytest.mark.parametrize("verified", [b"", CONTENT + b" ", CONTENT[:-1]], ids=["no-file", "longer", "shorter"])
 def test_file_replaced_after_it_was_verified_is_refused(verified):
     with (
-        compiles.scope(pinned=(Kind.PGO_STATE, verified)),
+        compiles.override_scope(pinned=(Kind.PGO_STATE, verified)),
         pytest.raises(EntryRefusedError, match="replaced while it was read"),
     ):
         unpickle()
 
 
 def test_what_verified_bytes_unpickle_in_turn_came_with_them():
-    with compiles.scope(pinned=(Kind.PGO_STATE, CONTENT)):
+    with compiles.override_scope(pinned=(Kind.PGO_STATE, CONTENT)):
         assert artifacts.unpickle(CONTENT, lambda: unpickle(pickle.dumps(7))) == 7
 
 
 def test_a_load_that_unpickled_nothing_leaves_nothing_behind():
-    with compiles.scope(pinned=(Kind.PGO_STATE, CONTENT)):
+    with compiles.override_scope(pinned=(Kind.PGO_STATE, CONTENT)):
         pass
     assert unpickle(pickle.dumps(7)) == 7
 
 
 def test_a_users_own_file_is_in_no_tier(tmp_path, monkeypatch):
     asked = []
-    monkeypatch.setattr(plugs, "tiers", SimpleNamespace(candidates=lambda ref: asked.append(ref) or ()))
+    monkeypatch.setattr(plugs, "tiers", SimpleNamespace(find_candidates=lambda ref: asked.append(ref) or ()))
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
     ref = Ref(Kind.DYNAMO_PACKAGE, "a", str(tmp_path / "cache"))
     assert artifacts.read(ref._replace(root=""), str(tmp_path / "mine" / "a" / "entry")) == b"" and not asked

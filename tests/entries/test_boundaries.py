@@ -8,7 +8,7 @@ import os
 
 import pytest
 
-from safecache import flights, history, omitted
+from safecache import fingerprints, history, single_flight
 from safecache.entries import loading, searches
 from safecache.errors import CacheReadError
 from safecache.explain import key_records
@@ -23,13 +23,13 @@ ERRORS = [RuntimeError("it broke"), UnicodeEncodeError("utf-8", "\ud800", 0, 1, 
 ERRORS += [MemoryError(), RecursionError("too deep")]
 EACH = pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
 PLACES = {
-    "entry's bytes": (entry_files, "read_entry"),
+    "entry's bytes": (entry_files, "read_unverified_entry"),
     "seal": (trust, "examine"),
-    "what the key omits": (omitted, "_of_ops"),
-    "lease": (flights, "open_lease"),
+    "what the key omits": (fingerprints, "_compare_ops"),
+    "lease": (single_flight, "open_lease"),
     "record of the key": (key_records, "recall"),
-    "explanation": (key_records, "why_absent"),
-    "journal": (history, "_append"),
+    "explanation": (key_records, "find_absence_reason"),
+    "journal": (history, "_append_line"),
 }
 
 
@@ -40,9 +40,9 @@ def source(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(root))
     directory = root / Ref(Kind.FX_ENTRY, KEY, "").path
     directory.mkdir(parents=True)
-    stated = provenance.statement(Kind.FX_ENTRY) | omitted.statement(Ref(Kind.FX_ENTRY, KEY))
+    stated = provenance.make_statement(Kind.FX_ENTRY) | fingerprints.build_fingerprint(Ref(Kind.FX_ENTRY, KEY))
     content = seal.attach(b"N.", Kind.FX_ENTRY, KEY, keyring.current().signing, stated, "default")
-    (directory / layout.entry_name(content)).write_bytes(content)
+    (directory / layout.name_entry(content)).write_bytes(content)
     return loading.Source(Ref(Kind.FX_ENTRY, KEY, str(root)), lambda entry: entry is None)
 
 
@@ -52,15 +52,15 @@ MISSING = ("lease", "record of the key", "explanation", "journal")
 def look_up(source):
     """What is found, as torch looks for it, and as a process asks that has to wait for another."""
     with (
-        flights.compile_scope(source.ref.kind, math.inf),
+        single_flight.compile_scope(source.ref.kind, math.inf),
         searches.track_lookup(source.ref, lambda: "f") as search,
     ):
         searches.last_compile_seconds(source.ref.kind)
-        found = [entry for entry, _, _ in loading.lookup(source, local=True, remote=None)]
+        found = [entry for entry, _, _ in loading.look_up_entries(source, local=True, remote=None)]
         if found:
-            search.hit()
+            search.end_as_hit()
         else:
-            search.missed()
+            search.end_as_miss()
     return found
 
 
@@ -74,7 +74,7 @@ def fail(source, monkeypatch, place, error):
         raise error
 
     # Others have imported it by its name.
-    for each in (module, flights) if hasattr(flights, name) else (module,):
+    for each in (module, single_flight) if hasattr(single_flight, name) else (module,):
         monkeypatch.setattr(each, name, raise_it)
 
 
@@ -89,7 +89,7 @@ def test_lookup_ends(source, monkeypatch, caplog, place, error):
     with caplog.at_level(logging.WARNING, "safecache"):
         for _ in range(3):
             look_up(source)
-    assert sum(history.counts().values()) == 3
+    assert sum(history.get_counts().values()) == 3
     lines = [line for line in caplog.messages if type(error).__name__ in line]
     assert len(lines) == 1, caplog.messages
 

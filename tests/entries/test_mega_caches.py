@@ -54,12 +54,12 @@ def parse(content):
 
 @pytest.mark.parametrize("content", [GOOD, container()], ids=["some", "none"])
 def test_container_that_is_whole_is_parsed(content):
-    assert parse(content) == ("parsed", content) and events.counters() == {}
+    assert parse(content) == ("parsed", content) and events.read_counters() == {}
 
 
 @pytest.mark.parametrize("content", HUGE.values(), ids=HUGE)
 def test_container_that_claims_more_than_it_holds_is_as_good_as_damaged(content):
-    assert len(content) < 64 and parse(content) is None and events.counters() == {"damaged": 1}
+    assert len(content) < 64 and parse(content) is None and events.read_counters() == {"damaged": 1}
 
 
 @pytest.mark.parametrize("content", HUGE.values(), ids=HUGE)
@@ -92,12 +92,12 @@ def test_more_artifacts_than_any_program_has_are_not_parsed(monkeypatch):
 def test_artifact_of_a_type_that_we_do_not_know_is_refused_by_name(caplog):
     """Whoever has registered it unpickles what nobody has verified."""
     arrived = {"someones": [SimpleNamespace(key="some/key", content=b"\x80")]}
-    assert mega_caches.admitted(arrived, KEY) == {"someones": []}
-    assert events.counters() == {"unknown format": 1}
+    assert mega_caches.select_accepted(arrived, KEY) == {"someones": []}
+    assert events.read_counters() == {"unknown format": 1}
     assert "'some/key'" in caplog.text and "'someones'" in caplog.text
 
 
 def test_artifact_of_a_type_that_we_do_not_know_is_an_error_in_strict_mode(settings):
     settings(SAFECACHE_STRICT=1)
     with pytest.raises(EntryRefusedError, match="someones"):
-        mega_caches.admitted({"someones": [SimpleNamespace(key="key", content=b"")]}, KEY)
+        mega_caches.select_accepted({"someones": [SimpleNamespace(key="key", content=b"")]}, KEY)

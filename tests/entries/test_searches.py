@@ -17,13 +17,13 @@ class StopCompiling(BaseException):
 def test_lookup_that_is_not_gone_on_with_is_none():
     with pytest.raises(StopCompiling), searches.track_lookup(Ref(Kind.AOT_ENTRY), lambda: "f"):
         raise StopCompiling
-    assert history.counts() == {} and not searches.is_under_way(Kind.AOT_ENTRY)
+    assert history.get_counts() == {} and not searches.is_under_way(Kind.AOT_ENTRY)
 
 
 def test_lookup_that_fails_is_a_bypass():
     with pytest.raises(RuntimeError), searches.track_lookup(Ref(Kind.AOT_ENTRY), lambda: "f"):
         raise RuntimeError("out of registers")
-    assert history.counts() == {"aot bypass: lookup failed": 1}
+    assert history.get_counts() == {"aot bypass: lookup failed": 1}
     with searches.track_lookup(Ref(Kind.AOT_ENTRY), lambda: "f"):
         pass
-    assert history.counts()["aot bypass: lookup failed"] == 1
+    assert history.get_counts()["aot bypass: lookup failed"] == 1

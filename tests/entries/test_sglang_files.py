@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import pytest
 
 from entries.test_vllm_hooks import function_of
-from safecache.code import vllm_files
+from safecache.built_code import vllm_files
 from safecache.errors import CacheWriteError
 from safecache.integrations import vllm
 from safecache.testing import failing

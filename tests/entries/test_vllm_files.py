@@ -16,7 +16,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from safecache.code import vllm_files
+from safecache.built_code import vllm_files
 from safecache.errors import CacheWriteError, EntryRefusedError
 from safecache.integrations import vllm
 from safecache.signing import keyring

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import pytest
 
-from safecache.code import vllm_files
+from safecache.built_code import vllm_files
 from safecache.entries import artifacts
 from safecache.errors import EntryRefusedError
 from safecache.integrations import compiler_cache, vllm
@@ -135,7 +135,7 @@ def test_what_is_no_refusal_is_vllms_to_handle(load, settings, tmp_path):
     ids=lambda target: target.name,
 )
 def test_signatures_are_those_of_the_wheel(target):
-    assert patching.signature_of(its_function(target.module, target.attribute)) in target.signatures
+    assert patching.format_signature(its_function(target.module, target.attribute)) in target.signatures
 
 
 @NEEDS_WHEEL

@@ -28,7 +28,7 @@ def lines(gm="GraphModule()\n\ndef forward(self, x):\n    y = x * 2\n    return 
 
 def record(key="a", kind=Kind.AOT_ENTRY, functorch=(), env=(), versions=None, made=1.0, process="1", **fields):
     said = lines(**fields)
-    parts = explain.components(said, versions or {"torch": "2.15"}, dict(functorch), dict(env))
+    parts = explain.parse_components(said, versions or {"torch": "2.15"}, dict(functorch), dict(env))
     return KeyRecord(kind, key, "model.f", made, parts, made, process)
 
 
@@ -128,7 +128,7 @@ def test_most_telling_difference_comes_first():
 
 
 def nearest(after, *others):
-    found = explanations.nearest_of(after, others)
+    found = explanations.find_nearest(after, others)
     return found and found.key
 
 
@@ -161,10 +161,10 @@ def test_nearest_is_of_another_process_if_there_is_one():
 
 def test_line_of_another_form_is_passed_over():
     said = ["no line of torch's", "[abc] torch_version: x"]
-    parts = explain.components(said, {"torch": "2.15"}, {}, {})
+    parts = explain.parse_components(said, {"torch": "2.15"}, {}, {})
     assert [part.name for part in parts] == ["torch"]
 
 
 def test_only_so_much_of_a_value_is_kept():
-    [part] = explain.components(["[abc] fx_kwargs[x]: " + "y" * 5000], {}, {}, {})
+    [part] = explain.parse_components(["[abc] fx_kwargs[x]: " + "y" * 5000], {}, {}, {})
     assert part == Component("argument of Inductor's x", part.digest, "y" * 299 + "…")

@@ -42,7 +42,11 @@ def test_record_is_recalled_as_it_was_with_the_time_of_its_save(root):
     found = key_records.recall(Ref(Kind.AOT_ENTRY, KEY, root), "model.f")
     assert found == record(process="1", made=found.made, first=found.made, took=found.made)
     assert before <= found.made <= time.time()
-    assert key_records.every(root) == key_records.same_name(Ref(Kind.AOT_ENTRY, root=root), "model.f") == [found]
+    assert (
+        key_records.list_records(root)
+        == key_records.list_same_name(Ref(Kind.AOT_ENTRY, root=root), "model.f")
+        == [found]
+    )
 
 
 def test_second_save_of_a_key_keeps_the_time_of_the_first(root):
@@ -64,9 +68,9 @@ def test_save_of_another_process_after_the_miss_is_no_eviction(root):
     """Both were cold: neither entry was ever gone."""
     missed = time.time() - 60
     key_records.remember(record(process="1", made=missed), root)
-    first = key_records.every(root)
+    first = key_records.list_records(root)
     key_records.remember(record(process="2", made=missed), root)
-    assert key_records.every(root) == first
+    assert key_records.list_records(root) == first
 
 
 @pytest.mark.parametrize(
@@ -80,7 +84,7 @@ def test_save_of_another_process_after_the_miss_is_no_eviction(root):
 )
 def test_reason_of_an_absence_follows_from_what_was_saved(root, kind, key, name, expected):
     key_records.remember(record(), root)
-    assert key_records.why_absent(Ref(kind, key, root), name) is expected
+    assert key_records.find_absence_reason(Ref(kind, key, root), name) is expected
 
 
 @pytest.mark.parametrize(("half", "compared"), [("backward", False), ("forward", True)])
@@ -98,8 +102,8 @@ def test_tier_below_the_cache_knows_what_was_saved_there(root, tmp_path, monkeyp
     monkeypatch.setenv("SAFECACHE_LOWER", str(lower))
     config.reload()
     try:
-        assert key_records.why_absent(Ref(Kind.AOT_ENTRY, OTHER, root), "model.f") is Reason.KEY_DIFFERS
-        assert [found.key for found in key_records.same_name(Ref(Kind.AOT_ENTRY, root=root), "model.f")] == [KEY]
+        assert key_records.find_absence_reason(Ref(Kind.AOT_ENTRY, OTHER, root), "model.f") is Reason.KEY_DIFFERS
+        assert [found.key for found in key_records.list_same_name(Ref(Kind.AOT_ENTRY, root=root), "model.f")] == [KEY]
     finally:
         monkeypatch.undo()
         config.reload()
@@ -111,7 +115,7 @@ def test_latest_of_a_name_stay(root):
         key_records.remember(record(key), root)
         [path] = Path(root).rglob(f"{key}.json.gz")
         os.utime(path, (1e9 - age, 1e9 - age))
-    left = {found.key for found in key_records.same_name(Ref(Kind.AOT_ENTRY, root=root), "model.f")}
+    left = {found.key for found in key_records.list_same_name(Ref(Kind.AOT_ENTRY, root=root), "model.f")}
     assert len(left) == 32 and keys[0] in left
 
 
@@ -119,7 +123,7 @@ def test_nonce_in_place_of_a_key_is_not_remembered(root):
     key_records.remember(record("0.8444218515250481"), root)
     key_records.remember(record("7f8a4d29b54c4f7ca9ab8c06f1a9a2bd"), root)
     key_records.remember(record("../../../../../../../../../../../../../../../escaped"), root)
-    assert key_records.every(root) == [] and not Path(root, ".safecache").exists()
+    assert key_records.list_records(root) == [] and not Path(root, ".safecache").exists()
 
 
 def test_lines_are_left_out_of_a_record_that_is_too_large(root):
@@ -160,7 +164,7 @@ def stated(**fields):
 def test_what_is_no_record_of_this_key_is_passed_over(root, content):
     key_records.remember(record(), root)
     path_of(root).write_bytes(content)
-    assert key_records.same_name(Ref(Kind.AOT_ENTRY, root=root), "model.f") == []
+    assert key_records.list_same_name(Ref(Kind.AOT_ENTRY, root=root), "model.f") == []
 
 
 def test_what_is_no_file_is_neither_waited_for_nor_followed(root, tmp_path):
@@ -169,4 +173,4 @@ def test_what_is_no_file_is_neither_waited_for_nor_followed(root, tmp_path):
     os.mkfifo(path.with_name(f"{OTHER}.json.gz"))
     path.rename(tmp_path / "elsewhere")
     path.symlink_to(tmp_path / "elsewhere")
-    assert key_records.every(root) == key_records.same_name(Ref(Kind.AOT_ENTRY, root=root), "model.f") == []
+    assert key_records.list_records(root) == key_records.list_same_name(Ref(Kind.AOT_ENTRY, root=root), "model.f") == []

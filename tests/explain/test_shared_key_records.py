@@ -13,7 +13,7 @@ from helpers.fresh import forget_levels
 from safecache import explain
 from safecache.explain import key_records
 from safecache.explain.key_records import Component, KeyRecord
-from safecache.files import filesystem
+from safecache.fs import filesystem
 from safecache.places.refs import Ref
 from safecache.ports import Saved, tell
 from safecache.reporting.kinds import Kind, Reason
@@ -45,39 +45,39 @@ def test_record_is_in_both_levels_and_is_one(shared, local):
     key_records.remember(record(), local)
     [path] = shared.rglob("*.json.gz")
     assert os.path.exists(levels._state.now.levels[local].place + str(path).removeprefix(str(shared)))
-    assert [found.key for found in key_records.every(local)] == [KEY]
-    assert [found.key for found in key_records.every(str(shared))] == [KEY]
+    assert [found.key for found in key_records.list_records(local)] == [KEY]
+    assert [found.key for found in key_records.list_records(str(shared))] == [KEY]
 
 
 def test_record_of_a_kernel_is_where_kernels_of_the_device_are(shared, local):
     key_records.remember(record("A" * 52)._replace(kind=Kind.KERNEL), f"{local}/triton/0")
-    assert [found.key for found in key_records.every(f"{shared}/triton/0")] == ["A" * 52]
+    assert [found.key for found in key_records.list_records(f"{shared}/triton/0")] == ["A" * 52]
 
 
 def test_other_node_knows_what_the_first_has_saved(shared, local, next_node):
     key_records.remember(record(), local)
     other = next_node()
     assert other != local and not os.path.exists(f"{other}/.safecache/keys")
-    assert key_records.why_absent(Ref(Kind.AOT_ENTRY, OTHER, other), "model.f") is Reason.KEY_DIFFERS
-    assert key_records.why_absent(Ref(Kind.AOT_ENTRY, KEY, other), "model.f") is Reason.EVICTED
-    assert [found.key for found in key_records.every(other)] == [KEY]
+    assert key_records.find_absence_reason(Ref(Kind.AOT_ENTRY, OTHER, other), "model.f") is Reason.KEY_DIFFERS
+    assert key_records.find_absence_reason(Ref(Kind.AOT_ENTRY, KEY, other), "model.f") is Reason.EVICTED
+    assert [found.key for found in key_records.list_records(other)] == [KEY]
 
 
 def test_entry_that_another_node_had_saved_was_there_once(shared, local, next_node):
     key_records.remember(record(), local)
-    [first] = key_records.every(str(shared))
+    [first] = key_records.list_records(str(shared))
     other = next_node()
     key_records.remember(record(made=time.time()), other)
-    for found in (*key_records.every(str(shared)), *key_records.every(other)):
+    for found in (*key_records.list_records(str(shared)), *key_records.list_records(other)):
         assert found.first == first.made < found.made
 
 
 def test_nodes_that_were_cold_together_have_lost_nothing(shared, local, next_node):
     missed = time.time()
     key_records.remember(record(made=missed), local)
-    before = key_records.every(str(shared))
+    before = key_records.list_records(str(shared))
     key_records.remember(record(made=missed), next_node())
-    assert key_records.every(str(shared)) == before
+    assert key_records.list_records(str(shared)) == before
 
 
 @pytest.mark.parametrize("strict", ["", "1"])
@@ -95,13 +95,13 @@ def test_shared_level_that_takes_no_record_costs_nothing(shared, local, settings
         return open_(path, flags, *rest, **named)
 
     monkeypatch.setattr(filesystem, "open", fail)
-    explain.note(Ref(Kind.AOT_ENTRY, KEY, local), "model.f", ())
+    explain.note_miss(Ref(Kind.AOT_ENTRY, KEY, local), "model.f", ())
     tell(Saved(Ref(Kind.AOT_ENTRY, KEY, local)))
-    assert tried and [found.key for found in key_records.every(local)] == [KEY] and not caplog.records
+    assert tried and [found.key for found in key_records.list_records(local)] == [KEY] and not caplog.records
     tried.clear()
     levels.leave_alone(str(shared), reading=False)
     key_records.remember(record(OTHER), local)
-    assert not tried and len(key_records.every(local)) == 2
+    assert not tried and len(key_records.list_records(local)) == 2
 
 
 @pytest.mark.parametrize("redirected", [True, False], ids=["process", "command"])

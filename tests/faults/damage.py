@@ -9,7 +9,7 @@ import pickle
 import shutil
 from pathlib import Path
 
-from safecache.places.layout import entry_name
+from safecache.places.layout import name_entry
 
 
 class Marker:
@@ -183,8 +183,8 @@ def plant(path: Path, marker: Path, *, as_torch_would: bool = False) -> Path:
     # Padding until the hash sorts first: the search ends at a hit.
     for padding in range(100_000):
         content = pickle.dumps(Marker(marker)) + b"%d" % padding
-        if entry_name(content) < path.name:
-            planted = path.parent / entry_name(content)
+        if name_entry(content) < path.name:
+            planted = path.parent / name_entry(content)
             planted.write_bytes(content)
             return planted
     raise AssertionError(f"nothing sorts before {path.name}")

@@ -50,7 +50,9 @@ def died_of(answer):
 
 def struck_keys(home):
     """How many strikes there are against each key, whose record is sealed by the home's own key."""
-    code = "import json, sys; from safecache.trials import strikes; print(json.dumps(strikes.read(sys.argv[1]).keys))"
+    code = (
+        "import json, sys; from safecache.crash_guard import strikes; print(json.dumps(strikes.read(sys.argv[1]).keys))"
+    )
     said = subprocess.run(
         [sys.executable, "-c", code, str(home.cache)], env=home.environment, capture_output=True, text=True, check=True
     )
@@ -245,7 +247,7 @@ def test_entry_in_a_cache_that_cannot_be_written_is_passed_over(planted):
 
 def test_nothing_is_left_of_a_trial_from_the_second_run_on(good):
     answer = good.run(trial_scenes.infer_twice)
-    assert answer.ok and answer.result[0] == "safecache.trials", answer
+    assert answer.ok and answer.result[0] == "safecache.crash_guard", answer
     assert not any(module.startswith("safecache") for module in answer.result[1:]), answer
 
 

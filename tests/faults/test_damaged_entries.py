@@ -149,7 +149,7 @@ def test_entry_that_verifies_but_is_no_entry_is_refused(warm):
     """A pickle of the wrong type under a good seal, as `adopt` could make one."""
     import pickle
 
-    from safecache.places.layout import entry_name
+    from safecache.places.layout import name_entry
     from safecache.reporting.kinds import Kind
     from safecache.signing import keyring, seal
 
@@ -157,7 +157,7 @@ def test_entry_that_verifies_but_is_no_entry_is_refused(warm):
     for path in warm.entries("fx"):
         sealed = seal.attach(pickle.dumps({"guards_expr": None}), Kind.FX_ENTRY, path.parent.name, key, {})
         path.unlink()
-        (path.parent / entry_name(sealed)).write_bytes(sealed)
+        (path.parent / name_entry(sealed)).write_bytes(sealed)
     first, second = warm.run(), warm.run()
     assert first.ok and first.stats["wrong type"] == 2, first
     assert second.ok and second.hits == WARM, second

@@ -14,7 +14,7 @@ from conftest import needs_root
 from scenes import load_scenes
 
 from faults.users import as_user
-from safecache.loads import ExplainedProcessError
+from safecache.load_errors import ExplainedProcessError
 
 STOCK_ERRORS = {
     "triton": {"compiler": "RuntimeError", "headers": "CalledProcessError"},

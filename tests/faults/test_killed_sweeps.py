@@ -58,7 +58,7 @@ def calls_of_a_sweep(root, call):
 
 def check(root):
     """Nothing that a process would stumble over."""
-    found = inventory.take(str(root))
+    found = inventory.take_inventory(str(root))
     names = {group.name for group in found.groups}
     assert {key("a", "fresh"), key("f", "graph")} <= names
     assert key("a", "a") not in names or key("f", "fw") in names
@@ -87,6 +87,6 @@ def test_sweep_is_killed_at_calls_of_each_sort(tmp_path, call):
         assert done.returncode != 0, number
         check(root)
         eviction.sweep(str(root), Limits(age=1), now=NOW)
-        left = {group.name for group in inventory.take(str(root)).groups if group.kind is not Kind.RECORD}
+        left = {group.name for group in inventory.take_inventory(str(root)).groups if group.kind is not Kind.RECORD}
         assert left == {key("a", "fresh"), key("f", "graph")}, number
         assert not any((root / ".safecache" / "trash").iterdir())

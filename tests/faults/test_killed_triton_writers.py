@@ -21,8 +21,8 @@ from helpers.fresh import forget_kernels
 from helpers.in_process import isolated
 
 import safecache
-from safecache.code import triton_files
-from safecache.files import temporaries
+from safecache.built_code import triton_files
+from safecache.fs import temporaries
 from safecache.reporting import events
 
 __all__ = ["isolated"]
@@ -55,7 +55,7 @@ def read(directory):
 
 
 def write_in_process(directory, version, strace=()):
-    code = f"import json, os; from safecache.code import triton_files\n{inspect.getsource(write)}\n"
+    code = f"import json, os; from safecache.built_code import triton_files\n{inspect.getsource(write)}\n"
     code += f"os.path.exists({START!r}); write({str(directory)!r}, {version!r}, {NAMES!r})"
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, [SOURCE, *sys.path[1:]]))}
     environment |= {"SAFECACHE_FSYNC": "always", "PYTHONHASHSEED": "0"}
@@ -102,7 +102,7 @@ def test_writer_that_is_killed_leaves_a_whole_group_or_none(tmp_path, there):
         assert write_in_process(directory, "new", kill).returncode != 0
         versions = read(directory)
         assert versions is None or versions in whole, f"{call} {number}"
-        assert there or not events.counters().get("quarantined"), f"{call} {number}"
+        assert there or not events.read_counters().get("quarantined"), f"{call} {number}"
         for path in root.rglob(".*.tmp"):
             os.utime(path, (time.time() - 7200,) * 2)
         write(str(directory), "new", NAMES)

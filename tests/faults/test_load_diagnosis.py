@@ -25,7 +25,7 @@ from helpers.message_form import check_form, to_row
 from hypothesis import strategies
 
 from safecache.doctor import finding, load_check
-from safecache.files import opening
+from safecache.fs import opening
 
 pytestmark = pytest.mark.default_release
 
@@ -429,7 +429,7 @@ def test_auditing_library_that_a_file_names_is_not_run(shop, tmp_path, flag):
     auditor = shop.build(tmp_path / "auditor.so", AUDITOR)
     path = shop.build(tmp_path / "kernel.so", MARKING, f"-Wl,{flag}={auditor}")
     shop.assert_loads(path)
-    subprocess.run([load_check._loader(), "--list", str(path)], stdout=subprocess.DEVNULL, env=shop.environment)
+    subprocess.run([load_check._find_loader(), "--list", str(path)], stdout=subprocess.DEVNULL, env=shop.environment)
     assert "constructed" in shop.ran(), "as ldd, which is why the doctor does not do as ldd does"
 
 

@@ -19,7 +19,7 @@ pytestmark = [
 START, END = "/where-it-starts", "/where-it-ends"
 COMMON = """
 import json, os, pickle, sys
-from safecache.settings import config; from safecache.code import library_builds, triton_files; from safecache.store import gate; from safecache.tiers import fallback; from safecache.entries import loading, saving; from safecache.store import directories; from safecache.store import entry_files
+from safecache.settings import config; from safecache.built_code import library_builds, triton_files; from safecache.store import gate; from safecache.tiers import fallback; from safecache.entries import loading, saving; from safecache.store import directories; from safecache.store import entry_files
 from safecache.places.layout import CodeFile
 from safecache.places.refs import Ref
 from safecache.reporting.kinds import Kind
@@ -29,7 +29,7 @@ root = config.cache_directory()
 entries, library, kernel = root + "/aotautograd/akey", root + "/ab/cab.so", root + "/triton/0/KEY"
 """
 MAKE = """
-saving.write(Ref(Kind.AOT_ENTRY, "akey", root), saving.seal_payload(pickle.dumps([7]), Kind.AOT_ENTRY, "akey"))
+saving.write_entry(Ref(Kind.AOT_ENTRY, "akey", root), saving.seal_payload(pickle.dumps([7]), Kind.AOT_ENTRY, "akey"))
 gate.attest_file(CodeFile(library, root), content=b"library")
 entry_files.publish(library, b"library", root)
 directories.propagate_file(CodeFile(library))
@@ -38,7 +38,7 @@ triton_files.put(kernel, "__grp__k.json", json.dumps({"child_paths": {"k.cubin":
 """
 FIND = """
 source = loading.Source(Ref(Kind.AOT_ENTRY, "akey", root), lambda entry: True)
-assert next(loading.lookup(source, local=True, remote=None))[0] == [7]
+assert next(loading.look_up_entries(source, local=True, remote=None))[0] == [7]
 assert gate.quarantine_unattested(CodeFile(library, root)) or library_builds._is_fetched(library, root)
 os.makedirs(kernel, exist_ok=True)
 assert triton_files.get_group(kernel, "k.json") == {"k.cubin": kernel + "/k.cubin"}

@@ -17,14 +17,14 @@ pytestmark = [
 START, END = "/where-it-starts", "/where-it-ends"
 COMMON = """
 import contextlib, json, os, pickle, sys
-from safecache.settings import config; from safecache.entries import loading, saving, searches; from safecache.code import triton_files
+from safecache.settings import config; from safecache.entries import loading, saving, searches; from safecache.built_code import triton_files
 from safecache.places.refs import Ref
 from safecache.reporting.kinds import Kind
 root = config.cache_directory()
 entries, kernel = root + "/aotautograd/akey", root + "/triton/0/KEY"
 """
 MAKE = """
-saving.write(Ref(Kind.AOT_ENTRY, "akey", root), saving.seal_payload(pickle.dumps([7]), Kind.AOT_ENTRY, "akey"))
+saving.write_entry(Ref(Kind.AOT_ENTRY, "akey", root), saving.seal_payload(pickle.dumps([7]), Kind.AOT_ENTRY, "akey"))
 triton_files.put(kernel, "k.cubin", b"cubin")
 triton_files.put(kernel, "__grp__k.json", json.dumps({"child_paths": {"k.cubin": kernel + "/k.cubin"}}).encode())
 """
@@ -32,11 +32,11 @@ FIND = """
 def find(count):
     with searches.track_lookup(Ref(Kind.AOT_ENTRY), lambda: "model") if count else contextlib.nullcontext() as search:
         source = loading.Source(Ref(Kind.AOT_ENTRY, "akey", root), lambda entry: True)
-        assert next(loading.lookup(source, local=True, remote=None))[0] == [7]
-        search and search.hit()
+        assert next(loading.look_up_entries(source, local=True, remote=None))[0] == [7]
+        search and search.end_as_hit()
     with searches.track_lookup(Ref(Kind.KERNEL, "KEY", root), lambda: "k") if count else contextlib.nullcontext() as search:
         assert triton_files.get_group(kernel, "k.json") == {"k.cubin": kernel + "/k.cubin"}
-        search and search.hit()
+        search and search.end_as_hit()
 from safecache import history
 history.observe()
 history._PAUSE = 3600.0

@@ -144,7 +144,7 @@ from safecache.signing import keyring
 from safecache.integrations.compile_workers import WorkerPickler
 ring = keyring.current()
 assert ring.signing is not None and not keyring.has_stopped()
-ephemeral = keyring.key()
+ephemeral = keyring.get_ephemeral_key()
 if sys.argv[1] == "send":
     keyring.stop_sealing()
     assert keyring.find(ephemeral.id) is None, "what was attested with it would be taken by who has that key"
@@ -166,5 +166,5 @@ def test_results_of_a_worker_say_that_it_has_used_what_does_not_verify(home):
 def test_line_of_the_journal_is_read_as_what_anybody_may_have_written():
     line = {"time": 1.0, "pid": 1, "counts": {}, "observed": "fx_graph", "reason": "unsealed", "key": "/a"}
     for change in ({}, {"observed": "other world"}, {"reason": 5}, {"observed": ["fx_graph"]}):
-        parsed = run_summary._parsed(json.dumps(line | change).encode())
+        parsed = run_summary._parse_line(json.dumps(line | change).encode())
         assert (parsed is None) == bool(change)

@@ -19,7 +19,7 @@ PREAMBLE = f"""
 import os, random, sys, time
 sys.path[:0] = [{str(SOURCE)!r}, {str(TESTS)!r}]
 from helpers.caches import HOUR, key
-from safecache.files import stamps; from safecache.places import layout
+from safecache.fs import stamps; from safecache.places import layout
 from safecache.store import entry_files; from safecache.upkeep import eviction
 root, seconds = sys.argv[1], 6.0
 chosen = random.Random(os.getpid())
@@ -47,7 +47,7 @@ while time.monotonic() < end:
     n = chosen.randrange(50)
     for name in layout.list_entries(directory(n)):
         try:
-            found = entry_files.read_entry(os.path.join(directory(n), name))
+            found = entry_files.read_unverified_entry(os.path.join(directory(n), name))
         except FileNotFoundError:
             continue
         assert found == content(n), n
@@ -83,7 +83,7 @@ def test_sweeps_beside_writers_and_readers(tmp_path):
     said = [process.communicate() for process in started]
     assert [process.returncode for process in started] == [0] * len(started), said
     assert sum(int(out) for out, _ in said if out) > 0
-    found = inventory.take(str(cache.root))
+    found = inventory.take_inventory(str(cache.root))
     # A writer whose directory was away for a moment does not find its temporary file: it is removed as a dead one's.
     entries = [path for path in cache.files() if path.suffix != ".tmp"]
     assert len(entries) <= 50 and all(path.read_bytes() == path.name.encode() * 1000 for path in entries)

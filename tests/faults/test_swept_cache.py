@@ -30,11 +30,11 @@ def age(directory, seconds):
 
 
 def size_of(home):
-    return sum(group.size for group in inventory.take(str(home.cache)).groups)
+    return sum(group.size for group in inventory.take_inventory(str(home.cache)).groups)
 
 
 def test_every_file_that_torch_and_safecache_write_belongs_to_a_group(warm):
-    found = inventory.take(str(warm.cache))
+    found = inventory.take_inventory(str(warm.cache))
     assert found.other == [] and found.writing == []
     kinds = {group.kind for group in found.groups}
     assert kinds - TOLD == {Kind.AOT_ENTRY, Kind.FX_ENTRY, Kind.NATIVE_CODE}
@@ -45,7 +45,7 @@ def test_every_file_that_torch_and_safecache_write_belongs_to_a_group(warm):
 def test_all_that_a_warm_start_uses_has_a_new_stamp_and_stays(warm):
     age(warm.cache, 30 * DAY)
     assert warm.run().hits == WARM
-    stamps = {group.name: max(group.stamps) for group in inventory.take(str(warm.cache)).groups}
+    stamps = {group.name: max(group.stamps) for group in inventory.take_inventory(str(warm.cache)).groups}
     now = time.time()
     # But for the probes of vector instructions, which the zygote had done before.
     used = {name for name, stamp in stamps.items() if now - stamp < HOUR}
@@ -80,13 +80,13 @@ def test_each_source_or_library_alone_can_go(warm):
     """Whichever it is, nobody stumbles over what is left."""
 
     def code():
-        groups = inventory.take(str(warm.cache)).groups
+        groups = inventory.take_inventory(str(warm.cache)).groups
         # The probes of vector instructions were done before, in the zygote.
         return {g.name: g for g in groups if g.kind is Kind.NATIVE_CODE and not any("load_ok" in p for p in g.paths)}
 
     age(warm.cache, 2 * HOUR)
     for name in code():
-        assert eviction.remove(code()[name], str(warm.cache))
+        assert eviction.remove_group(code()[name], str(warm.cache))
         answer = warm.run()
         assert answer.ok and answer.warnings == [] and answer.hits == WARM, name
 
@@ -111,7 +111,7 @@ def test_kernel_that_is_used_stays_and_one_that_went_is_compiled_anew(home, scen
     pytest.importorskip("triton")
     triton = home.base / "triton"
     assert home.run(scene).result["compiled"]
-    found = inventory.take(str(triton))
+    found = inventory.take_inventory(str(triton))
     kernels = [group for group in found.groups if group.kind is Kind.KERNEL]
     assert found.other == [] and {group.kind for group in found.groups} - TOLD == {Kind.KERNEL}
     assert kernels and all(group.records for group in kernels)
@@ -128,7 +128,7 @@ def test_kernel_that_is_used_stays_and_one_that_went_is_compiled_anew(home, scen
 def test_kernel_of_which_a_killed_sweep_took_the_list_is_compiled_anew(home):
     pytest.importorskip("triton")
     home.run(kernel_scenes.compile_kernel)
-    groups = inventory.take(str(home.base / "triton")).groups
+    groups = inventory.take_inventory(str(home.base / "triton")).groups
     [group] = [group for group in groups if group.kind is Kind.KERNEL]
     for path in group.steps[0]:
         os.unlink(path)

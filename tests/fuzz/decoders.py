@@ -67,18 +67,18 @@ def check_seal(content: bytes) -> None:
         assert sum(taken) <= 1, "one seal for two questions"
         assert all(isinstance(said, str) for said in verdict.provenance.values()), verdict
     assert taken == [payload is not None for payload in genuine], (verdict, genuine)
-    payload = seal.payload_of(content)
+    payload = seal.strip_unverified(content)
     assert content.startswith(payload)
     assert all(payload == each for each in genuine if each is not None)
     if verdict.reason not in (None, *trust.UNATTESTED):
-        assert trust.evidence(verdict)
+        assert trust.explain_verdict(verdict)
 
 
 def _verify(content: bytes, question: world.Question) -> seal.Verdict:
     kind, cache_key, namespace = question
     verdict = seal.verify(content, kind, cache_key, world.TRUSTED.get, namespace)
     assert verdict == seal.verify(content, kind, cache_key, world.TRUSTED.get, namespace), "two verdicts"
-    assert (verdict.reason is Reason.UNSEALED) == (verdict.key_id is None and seal.split(content) is None)
+    assert (verdict.reason is Reason.UNSEALED) == (verdict.key_id is None and seal.split_unverified(content) is None)
     return verdict
 
 
@@ -107,7 +107,7 @@ def check_record(content: bytes) -> None:
     except (ValueError, RecursionError):
         stated = {}
     stated = stated if isinstance(stated, dict) else {}
-    footer = seal.split(content)
+    footer = seal.split_unverified(content)
     said = (
         reference.statement(content[footer.payload_size :][: footer.body_size])
         if footer and payload is not None
@@ -122,16 +122,16 @@ def _judge(content: bytes) -> report.Refusal | None:
     """As a process that has seen nothing before, and finds LIBRARY with ``content`` as its record."""
     with (
         mock.patch.object(attestations._state, "now", attestations._State()),
-        mock.patch.object(gate.filesystem, "identity", lambda _: list(_STAMP)),
-        mock.patch.object(gate.entry_files, "read_entry", lambda *_: content),
+        mock.patch.object(gate.filesystem, "get_identity", lambda _: list(_STAMP)),
+        mock.patch.object(gate.entry_files, "read_unverified_entry", lambda *_: content),
         mock.patch.object(gate.filesystem, "lstat", lambda _: _STATUS),
         mock.patch.object(gate.opening, "digest_regular", lambda *_, **__: gate.hashlib.sha256(LIBRARY).digest()),
-        mock.patch.object(gate.ownership, "why_not_private", lambda _: None),
+        mock.patch.object(gate.ownership, "find_exposure", lambda _: None),
         mock.patch.object(keyring, "current", lambda: _RING),
         _here(),
     ):
-        found = gate.refusal_for_file(CodeFile("/cache/ab/abc.so", "/cache"))
-        again = gate.refusal_for_file(CodeFile("/cache/ab/abc.so", "/cache"))
+        found = gate.judge_file(CodeFile("/cache/ab/abc.so", "/cache"))
+        again = gate.judge_file(CodeFile("/cache/ab/abc.so", "/cache"))
     assert found == again, "two verdicts"
     return found
 
@@ -140,7 +140,7 @@ def _here() -> contextlib.AbstractContextManager:
     """Where everything that is loaded runs."""
     here = contextlib.ExitStack()
     here.enter_context(mock.patch.object(provenance, "describe", lambda: dict(reference.HERE)))
-    here.enter_context(mock.patch.object(provenance, "instructions", lambda: reference.CPU))
+    here.enter_context(mock.patch.object(provenance, "list_instructions", lambda: reference.CPU))
     return here
 
 
@@ -188,14 +188,14 @@ def _key(content: bytes, any_secret: bool) -> Key | None:
 
 def _check_key(key: Key) -> None:
     if key.secret or key.public:
-        made = Key.ed25519(key.public) if key.algorithm is Algorithm.ED25519 else Key.mac(key.secret)
+        made = Key.make_ed25519(key.public) if key.algorithm is Algorithm.ED25519 else Key.make_mac(key.secret)
         assert key.id == made.id, "an id of other material"
     else:
         assert key.revoked is not None, "no material"
     if key.algorithm is Algorithm.ED25519 and key.secret:
-        assert keys.public_of(key.secret) == key.public
-    key.allows("default")
-    key.objection(0.0)
+        assert keys.derive_public(key.secret) == key.public
+    key.can_supply("default")
+    key.find_objection(0.0)
     written = key_files.encode(key)
     assert key_files.encode(key_files.decode(written)) == written, "it does not survive its file"
 
@@ -243,11 +243,11 @@ def check_remote(content: bytes) -> None:
         return
     kind, cache_key, _ = world.ASKED
     with mock.patch.object(keyring, "current", lambda: _RING), mock.patch.object(loading.events, "report"), _here():
-        found = loading.fetch(kind, cache_key, mock.Mock(get=lambda _: value))
+        found = loading.fetch_unverified(kind, cache_key, mock.Mock(get=lambda _: value))
         assert found is None or isinstance(found, bytes)
         if found is not None:
             admitted = loading.accept_or_quarantine(Ref(kind, cache_key), found, origin="the remote cache")
-            footer, payload = seal.split(found), reference.payload_if_genuine(found, world.ASKED)
+            footer, payload = seal.split_unverified(found), reference.payload_if_genuine(found, world.ASKED)
             said = reference.statement(found[footer.payload_size :][: footer.body_size]) if payload is not None else {}
             assert admitted == bool(said and reference.runs_here(kind, said["provenance"])), said
 
@@ -265,7 +265,7 @@ def check_pack(content: bytes) -> None:
         _here(),
     ):
         try:
-            found = archive.opened("a pack")
+            found = archive.open_pack("a pack")
         except PackRefusedError as error:
             assert error.reason and "a pack" in str(error)
             return
@@ -285,7 +285,7 @@ def check_pack(content: bytes) -> None:
 def check_registry(content: bytes) -> None:
     """The digest and size of a layer, or RegistryError."""
     with contextlib.suppress(RegistryError):
-        digest, size = oci._layer_of(content, oci.Reference("a.b/c", "v1", ""))
+        digest, size = oci._read_unverified_layer(content, oci.Reference("a.b/c", "v1", ""))
         assert oci._DIGEST.fullmatch(digest) and size >= 0
 
 
@@ -293,7 +293,7 @@ def check_layer(content: bytes) -> None:
     """A pack of at most the size that is allowed, or RegistryError."""
     file = io.BytesIO()
     with contextlib.suppress(RegistryError):
-        oci._unwrap(io.BytesIO(content), file, 4096, "a pack")
+        oci._unwrap_unverified(io.BytesIO(content), file, 4096, "a pack")
     assert len(file.getvalue()) <= 4096
 
 

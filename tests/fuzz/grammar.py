@@ -55,7 +55,7 @@ class Parts(NamedTuple):
     def signed(self, key: Key) -> Parts:
         """The same in the name of ``key`` and with its tag, over whatever the fields say."""
         named = self._replace(key_id=key.id, algorithm=key.algorithm.number)
-        return named._replace(tag=key.tag(DOMAIN + named.footer + named.body))
+        return named._replace(tag=key.make_tag(DOMAIN + named.footer + named.body))
 
 
 def take_apart(content: bytes) -> Parts:

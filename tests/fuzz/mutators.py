@@ -255,7 +255,7 @@ def change_pack(content: bytes, chance: Random) -> bytes:
     elif how == 2:
         question = (Kind.PACK, "manifest.json", "default")
         sealed = world.sealed(chance.choice(world.KEYS), question, change_json(manifest, chance))
-    end = chance.randint(0, len(sealed)) if chance.random() < 0.2 else len(seal.payload_of(sealed))
+    end = chance.randint(0, len(sealed)) if chance.random() < 0.2 else len(seal.strip_unverified(sealed))
     tar = forged.tar(("manifest.json", sealed[:end]), ("manifest.seal", sealed[end:]))
     return b"".join([forged.compress(change_bytes(tar, chance) if how == 3 else tar), *rest])
 

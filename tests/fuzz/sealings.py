@@ -28,7 +28,7 @@ class Sealing(NamedTuple):
 
     def verify(self, content: bytes) -> seal.Verdict:
         """What is said of ``content`` in its place; only this key is trusted, and of a signature its public part."""
-        held = self.key.public_part() if self.key.algorithm is Algorithm.ED25519 else self.key
+        held = self.key.extract_public() if self.key.algorithm is Algorithm.ED25519 else self.key
         return seal.verify(content, self.kind, CACHE_KEY, {held.id: held}.get)
 
     @property

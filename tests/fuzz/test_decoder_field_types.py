@@ -14,8 +14,8 @@ import zlib
 import pytest
 from helpers.key_cases import MAC
 
-from safecache.cli.gc import crash_rows
-from safecache.code import build_keys, triton_place
+from safecache.built_code import build_keys, triton_place
+from safecache.cli.gc import list_crashes
 from safecache.errors import KeyringError
 from safecache.explain import explanations, key_records
 from safecache.history import run_summary
@@ -97,8 +97,8 @@ def check_key_file(document, key, tmp_path):
     except KeyringError as error:
         assert str(error).isprintable()
         return
-    decoded.objection(time.time())
-    decoded.allows("default")
+    decoded.find_objection(time.time())
+    decoded.can_supply("default")
     key_files.encode(decoded)
 
 
@@ -107,7 +107,7 @@ def check_seal_body(document, key, tmp_path):
     footer = seal._FOOTER.pack(
         seal.hashlib.sha256(b"payload").digest(), key.id, 7, len(body), key.algorithm.number, seal.FORMAT, seal._MAGIC
     )
-    content = b"payload" + body + key.tag(seal._DOMAIN + footer + body) + footer
+    content = b"payload" + body + key.make_tag(seal._DOMAIN + footer + body) + footer
     verdict = seal.verify(content, Kind.MEMO, "key", {key.id: key}.get)
     assert verdict.reason is not None or document["key"] == "key"
 
@@ -125,18 +125,18 @@ def check_build_key(document, key, tmp_path):
     os.makedirs(os.path.dirname(place), exist_ok=True)
     with open(place, "wb") as file:
         file.write(sealed(key, json.dumps(document).encode(), Kind.MEMO, "own"))
-    assert isinstance(build_keys._recorded(root, "own", "a stamp"), (str, type(None)))
+    assert isinstance(build_keys._read_record(root, "own", "a stamp"), (str, type(None)))
 
 
 def check_crash_note(document, key, tmp_path):
-    place = crashes._path(str(tmp_path), "ab" * 32)
+    place = crashes._make_path(str(tmp_path), "ab" * 32)
     os.makedirs(os.path.dirname(place), exist_ok=True)
     with open(place, "wb") as file:
         file.write(sealed(key, json.dumps(document).encode(), Kind.KNOWN_BAD, "ab" * 32))
-    note = crashes._read(str(tmp_path), "ab" * 32)
+    note = crashes._read_note(str(tmp_path), "ab" * 32)
     if note is not None:
-        note.holds(Limits(1.0, 1), time.time())
-        assert list(crash_rows(str(tmp_path))) is not None
+        note.is_valid(Limits(1.0, 1), time.time())
+        assert list(list_crashes(str(tmp_path))) is not None
 
 
 def check_crash_report(document, key, tmp_path):
@@ -144,7 +144,7 @@ def check_crash_report(document, key, tmp_path):
     os.makedirs(directory, exist_ok=True)
     with open(os.path.join(directory, "report.json"), "w") as file:
         json.dump(document, file)
-    assert all(isinstance(row["hash"], str) for row in crash_rows(str(tmp_path)))
+    assert all(isinstance(row["hash"], str) for row in list_crashes(str(tmp_path)))
 
 
 def check_key_record(document, key, tmp_path):
@@ -154,13 +154,13 @@ def check_key_record(document, key, tmp_path):
     with open(os.path.join(place, f"{KEY}.json.gz"), "wb") as file:
         packer = zlib.compressobj(wbits=key_records._GZIP)
         file.write(packer.compress(record) + packer.flush())
-    for found in key_records.every(root):
+    for found in key_records.list_records(root):
         assert units.write_time(found.made) and units.write_time(found.first)
         assert explanations.explain(found, root, saved=True)
 
 
 def check_journal_line(document, key, tmp_path):
-    line = run_summary._parsed(json.dumps(document).encode())
+    line = run_summary._parse_line(json.dumps(document).encode())
     summary = None if line is None else run_summary.summarise([line], run_summary.ALL)
     assert summary is None or all(map(str, summary.counts.values()))
 
@@ -168,18 +168,18 @@ def check_journal_line(document, key, tmp_path):
 def check_quarantine_note(document, key, tmp_path):
     path = tmp_path / "note.json"
     path.write_text(json.dumps(document))
-    assert all(isinstance(text, str) for text in quarantine.note_at(str(path)).values())
+    assert all(isinstance(text, str) for text in quarantine.read_note(str(path)).values())
 
 
 def check_kernel_metadata(document, key, tmp_path):
     path = tmp_path / "k.json"
     path.write_text(json.dumps(document))
     (tmp_path / "__grp__k.json").write_text("{}")
-    assert catalogue.read([str(path), str(tmp_path / "__grp__k.json")])
+    assert catalogue.read_unverified_metadata([str(path), str(tmp_path / "__grp__k.json")])
 
 
 def check_list_of_a_group(document, key, tmp_path):
-    names = triton_place.names_in(json.dumps(document).encode())
+    names = triton_place.parse_names(json.dumps(document).encode())
     for name in names or ():
         assert os.path.dirname(os.path.normpath(tmp_path / name)) == str(tmp_path)
 

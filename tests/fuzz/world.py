@@ -10,13 +10,13 @@ from safecache.signing.keys import Key
 
 REVOKED = Key.derive(b"a key that was revoked. . . . . .")._replace(revoked=1.0)
 EXPIRED = Key.derive(b"a key that has expired . . . . . ")._replace(expires=1.0)
-LIMITED = Key.ed25519(keys.public_of(b"l" * 32), b"l" * 32)._replace(namespaces=("prod/*",))
+LIMITED = Key.make_ed25519(keys.derive_public(b"l" * 32), b"l" * 32)._replace(namespaces=("prod/*",))
 STRANGER = Key.derive(b"a key that nobody knows . . . . .")
-SIGNING_STRANGER = Key.ed25519(keys.public_of(b"s" * 32), b"s" * 32)
+SIGNING_STRANGER = Key.make_ed25519(keys.derive_public(b"s" * 32), b"s" * 32)
 
 # All of them seal for the one who forges.
 KEYS = (MAC, PRIVATE, LIMITED, REVOKED, EXPIRED, STRANGER, SIGNING_STRANGER)
-TRUSTED = {key.id: key for key in (MAC, PUBLIC, LIMITED.public_part(), REVOKED, EXPIRED)}
+TRUSTED = {key.id: key for key in (MAC, PUBLIC, LIMITED.extract_public(), REVOKED, EXPIRED)}
 # Those whose word counts, and for which namespaces.
 GOOD = (MAC, PRIVATE, LIMITED)
 

@@ -55,7 +55,7 @@ from helion.autotuner.logger import classify_triton_exception
 from safecache.isolation import crashes
 
 names = dict.fromkeys(("signal", "kernel", "config", "report"))
-error = crashes.make("safecache: Triton's compiler crashed.", names | {"how": "signal", "stage": "ptx"})
+error = crashes.make_crash("safecache: Triton's compiler crashed.", names | {"how": "signal", "stage": "ptx"})
 print(classify_triton_exception(error), classify_triton_exception(pickle.loads(pickle.dumps(error))))
 """
 

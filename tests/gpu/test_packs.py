@@ -101,7 +101,7 @@ def test_cubin_that_was_changed_in_a_pack_is_compiled_anew(first, tmp_path):
     changed = tmp_path / "changed.safecache"
     content = bytearray(first.pack.read_bytes())
     size = len(content)
-    for place in range(size // 2, size - len(archive.end()), 499):
+    for place in range(size // 2, size - len(archive.make_last_frame()), 499):
         content[place] ^= 4
     changed.write_bytes(content)
     said = Host(tmp_path / "other", first).step(SAFECACHE_LOWER=str(changed))

@@ -1,4 +1,4 @@
-"""Two ranks on two GPUs, over NCCL, in each mode and in each state of their caches: see ../flights/jobs.py."""
+"""Two ranks on two GPUs, over NCCL, in each mode and in each state of their caches: see ../single_flight/jobs.py."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import time
 
 import pytest
 from conftest import SOURCE, TESTS, isolated_environment
-from flights import jobs
+from single_flight import jobs
 
 torch = pytest.importorskip("torch")
 pytestmark = [pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs"), pytest.mark.timeout(1200)]
@@ -21,7 +21,7 @@ SAMPLED = ("aot miss: sampled", "fx miss: sampled", "recompile matches", "recomp
 @pytest.fixture(scope="module", params=jobs.MODES)
 def job(request, tmp_path_factory):
     base = tmp_path_factory.mktemp(request.param)
-    command = [sys.executable, str(TESTS / "flights" / "ranks.py"), request.param, "cuda"]
+    command = [sys.executable, str(TESTS / "single_flight" / "ranks.py"), request.param, "cuda"]
     common = os.environ | isolated_environment(base) | {"PYTHONPATH": str(SOURCE)}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from conftest import SOURCE, TESTS, isolated_environment
 
-from safecache.code import packages
+from safecache.built_code import packages
 from safecache.doctor import installation
 from safecache.signing import provenance
 

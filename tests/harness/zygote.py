@@ -107,14 +107,14 @@ def run_scene(request):
     sender = sys.modules.get("safecache.remote.sender")
     if sender is not None:
         answer["unsent"] = sender.flush()
-    markers = sys.modules.get("safecache.trials.markers")
+    markers = sys.modules.get("safecache.crash_guard.markers")
     if markers is not None:
         markers._own.reset()
     answer |= {
         "seen": list(noticed),
         "warnings": collector.ours,
         "torch_warnings": collector.torchs,
-        "stats": {} if ALONE else events.counters(),
+        "stats": {} if ALONE else events.read_counters(),
     }
     assert not ALONE or "safecache" not in sys.modules
     return answer

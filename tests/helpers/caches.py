@@ -34,7 +34,7 @@ class Cache:
         os.utime(path, (self.now - age,) * 2)
 
     def record(self, name: str, age: float, root: Path | None = None) -> Path:
-        hashed = manifests.hashed_name(name)
+        hashed = manifests.hash_name(name)
         return self.file((root or self.root) / ".safecache" / "records" / hashed[:2] / hashed, age, b"r" * 100)
 
     def aot(self, name: str, age: float, graphs: tuple[str, ...] = (), size: int = 1000) -> Path:
@@ -119,7 +119,7 @@ class Cache:
 
 def at_each_rename(monkeypatch, move) -> None:
     """Have ``move`` be called in place of each renaming, with the path of what is moved, and to do it."""
-    from safecache.files import filesystem
+    from safecache.fs import filesystem
 
     stock = filesystem.rename
 

@@ -48,18 +48,18 @@ def write(path: Path, content: bytes) -> Path:
 
 def sealed(path: Path, kind: Kind, cache_key: str, payload: bytes) -> Path:
     signing = keyring.current().signing
-    return write(path, seal.attach(payload, kind, cache_key, signing, provenance.statement(kind)))
+    return write(path, seal.attach(payload, kind, cache_key, signing, provenance.make_statement(kind)))
 
 
 def entry(root: Path, kind: Kind, cache_key: str, payload: bytes) -> Path:
-    content = seal.attach(payload, kind, cache_key, keyring.current().signing, provenance.statement(kind))
-    return write(Path(Ref(kind, cache_key, str(root)).path, layout.entry_name(content)), content)
+    content = seal.attach(payload, kind, cache_key, keyring.current().signing, provenance.make_statement(kind))
+    return write(Path(Ref(kind, cache_key, str(root)).path, layout.name_entry(content)), content)
 
 
 def recorded(root: Path, path: Path, kind: Kind, content: bytes, **stated: object) -> Path:
     said = {"sha256": hashlib.sha256(content).hexdigest(), **stated}
     signing = keyring.current().signing
-    assert manifests.write(CodeFile(str(path), str(root), kind), said, signing, provenance.statement(kind))
+    assert manifests.write(CodeFile(str(path), str(root), kind), said, signing, provenance.make_statement(kind))
     return write(path, content)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from safecache.code import triton_files
+from safecache.built_code import triton_files
 from safecache.store import attestations
 from safecache.tiers import fallback, levels
 

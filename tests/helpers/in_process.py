@@ -120,7 +120,7 @@ def ask(run, cache):
 @pytest.fixture(autouse=True)
 def no_jobs(monkeypatch):
     """Others on this machine may run torch."""
-    monkeypatch.setattr(eviction, "running_torch", lambda found: None)
+    monkeypatch.setattr(eviction, "find_running_torch", lambda found: None)
 
 
 @pytest.fixture

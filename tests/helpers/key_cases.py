@@ -16,8 +16,8 @@ from safecache.signing.keys import Key
 
 HOUR = 3600.0
 MAC = Key.derive(b"a MAC key that the tests know...")
-PRIVATE = Key.ed25519(keys.public_of(bytes(range(32))), bytes(range(32)))
-PUBLIC = PRIVATE.public_part()
+PRIVATE = Key.make_ed25519(keys.derive_public(bytes(range(32))), bytes(range(32)))
+PUBLIC = PRIVATE.extract_public()
 BOTH = pytest.mark.parametrize("key", [MAC, PRIVATE], ids=["mac", "ed25519"])
 
 

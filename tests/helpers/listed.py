@@ -11,7 +11,7 @@ from safecache.reporting.kinds import Kind, Reason
 from safecache.signing import keyring, provenance, seal
 from safecache.store import entry_files
 
-BUILD = {**provenance.statement(Kind.AOT_ENTRY), "gpu": "sm_90"}
+BUILD = {**provenance.make_statement(Kind.AOT_ENTRY), "gpu": "sm_90"}
 GRAPH = b"kernel = 'triton_poi_fused_add_0'; other = 'triton_red_fused_sum_1'"
 
 
@@ -20,7 +20,7 @@ def entry(cache, name, kind=Kind.AOT_ENTRY, payload=b"payload", by=None, build=B
     own = key("a" if kind is Kind.AOT_ENTRY else "f", name)
     content = seal.attach(payload, kind, own, by or keyring.current().signing, build)
     folder = cache.root / "aotautograd" if kind is Kind.AOT_ENTRY else cache.root / "fxgraph" / own[1:3]
-    path = cache.file(folder / own / layout.entry_name(content), age, content)
+    path = cache.file(folder / own / layout.name_entry(content), age, content)
     cache.use(path.parent, age)
     return path
 

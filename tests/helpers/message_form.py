@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Iterable
 
 from safecache.doctor.finding import Finding
-from safecache.errors import printable
+from safecache.errors import make_printable
 
 SUBJECTS = "AOTInductor|Ed25519|Inductor's|Python.h|Redis|SafeCache|Triton|[A-Z_]+=|[A-Z]+_[A-Z_]+|[a-z0-9/]"
 FORM = re.compile(
@@ -30,7 +30,7 @@ def check_form(findings: Iterable[dict[str, str]]) -> None:
     """SUBJECT STATE [code]: CAUSE. CONSEQUENCE. Help: ACTION (see the section of the code)."""
     remedies = []
     for each in findings:
-        said = FORM.fullmatch(printable(each["text"]))
+        said = FORM.fullmatch(make_printable(each["text"]))
         assert said and said["code"] == each["code"], each
         assert each["evidence"].endswith(".") and ".. " not in each["text"], each
         assert (said["see"] or "") == ("" if each["severity"] == "ok" else f"safecache help doctor#{each['code']}"), (

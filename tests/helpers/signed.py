@@ -10,7 +10,7 @@ from safecache.signing.keys import Algorithm, Key
 DOMAIN = b"safecache seal 2\0"
 STRANGERS = {
     Algorithm.HMAC_SHA256: Key.derive(b"s" * 32),
-    Algorithm.ED25519: Key.ed25519(keys.public_of(b"s" * 32), b"s" * 32),
+    Algorithm.ED25519: Key.make_ed25519(keys.derive_public(b"s" * 32), b"s" * 32),
 }
 
 

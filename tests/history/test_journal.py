@@ -18,7 +18,7 @@ import pytest
 from conftest import SOURCE, python
 
 from safecache import history, ports, session
-from safecache.code import lock_guards
+from safecache.built_code import lock_guards
 from safecache.entries import searches
 from safecache.history import run_summary
 from safecache.places.refs import Ref
@@ -57,8 +57,8 @@ def test_time_of_a_hit_is_counted_once_for_what_it_needs_too(tmp_path, monkeypat
     root = str(tmp_path)
     with searches.track_lookup(Ref(Kind.AOT_ENTRY, "akey", root), str) as outer:
         with searches.track_lookup(Ref(Kind.FX_ENTRY, "fkey", root), str) as inner:
-            inner.hit()
-        outer.hit()
+            inner.end_as_hit()
+        outer.end_as_hit()
     assert history._journal.now.counted == {"fx hit": 1, "aot hit": 1, "aot ms in hits": 2000}
 
 
@@ -112,13 +112,13 @@ def test_miss_is_written_at_once_with_the_hits_before_it(tmp_path, monkeypatch):
 def test_each_hit_is_written_once(tmp_path):
     for lookup in (HIT, MISS, HIT, HIT, MISS):
         record(lookup, tmp_path)
-    history._end()
+    history._end_journal()
     assert [line["counts"] for line in lines(tmp_path)] == [{"aot hit": 1}, {"aot hit": 2}]
     record(HIT, tmp_path)
-    history._end()
-    history._end()
+    history._end_journal()
+    history._end_journal()
     assert [line["counts"] for line in lines(tmp_path)][2:] == [{"aot hit": 1}]
-    assert history.counts() == {"aot hit": 4, "fx miss: never seen": 2}
+    assert history.get_counts() == {"aot hit": 4, "fx miss: never seen": 2}
 
 
 END = """
@@ -174,7 +174,7 @@ def test_process_that_only_hits_and_is_killed_has_written_that_soon_after(tmp_pa
         finally:
             os.killpg(process.pid, signal.SIGKILL)
     assert process.returncode == -signal.SIGKILL and len(files(tmp_path)) == 2
-    summary = run_summary.summarise(run_summary.read(str(tmp_path)), run_summary.LAST)
+    summary = run_summary.summarise(run_summary.read_unverified(str(tmp_path)), run_summary.LAST)
     assert (len(summary.by_process), summary.counts) == (2, {"aot hit": 3})
 
 
@@ -183,7 +183,7 @@ def test_hits_leave_room_for_what_misses_later(tmp_path, monkeypatch):
     monkeypatch.setattr(history, "_PAUSE", 0.0)
     for _ in range(20):
         record(HIT, tmp_path)
-        history._work()
+        history._write_counted()
     assert 0 < files(tmp_path)[0].stat().st_size <= 1000
     record(MISS, tmp_path)
     assert lines(tmp_path)[-1]["outcome"] == "miss"
@@ -195,7 +195,7 @@ record(Outcome.MISS, Reason.EVICTED)
 record(Outcome.HIT)
 pid = os.fork()
 if not pid:
-    assert history.counts() == {{}}
+    assert history.get_counts() == {{}}
     record(Outcome.MISS, Reason.EVICTED)
     sys.exit()
 os.waitpid(pid, 0)
@@ -235,8 +235,8 @@ def test_journal_that_cannot_be_written_is_of_no_consequence(tmp_path, fault, ca
         root = Path("/proc/nobody")
     record(MISS, root)
     record(HIT, root)
-    history._end()
-    assert history.counts() == {"aot hit": 1, "fx miss: never seen": 1} and not caplog.records
+    history._end_journal()
+    assert history.get_counts() == {"aot hit": 1, "fx miss: never seen": 1} and not caplog.records
 
 
 def test_directory_that_torch_would_make_is_made(tmp_path, monkeypatch):
@@ -263,7 +263,7 @@ def test_what_a_file_has_no_room_for_is_counted(tmp_path, monkeypatch):
     monkeypatch.setattr(history, "LARGEST", 1000)
     for _ in range(10):
         record(MISS, tmp_path)
-    history._end()
+    history._end_journal()
     written = lines(tmp_path)
     named = sum("layer" in line for line in written)
     assert 0 < named < 10 and written[-1]["counts"] == {"fx miss: never seen": 10 - named}

@@ -83,7 +83,7 @@ def test_other_runs_are_named(write, run):
 
 
 def test_hits_that_were_compiled_again_are_told_where_there_are_some(write, run, tmp_path, monkeypatch):
-    monkeypatch.setattr(stats, "examine", lambda import_torch: [])
+    monkeypatch.setattr(stats, "examine_machine", lambda import_torch: [])
     root = write(line(time=1, run="none"), line(time=2, pid=1, counts={"recompile matches": 3}), name="1")
     write(line(time=3, pid=2, counts={"recompile differs": 1, "recompile matches": 2}), name="2")
     said = json.loads(run("stats", root, "--json").out)
@@ -170,7 +170,7 @@ BAD = {
 @pytest.mark.parametrize("bad", BAD.values(), ids=BAD)
 def test_line_that_is_none_of_ours_is_skipped(write, bad):
     root = write(miss(), bad, line(counts={"fx hit": 1}))
-    assert [each.label for each in run_summary.read(str(root))] == ["fx miss: never seen", ""]
+    assert [each.label for each in run_summary.read_unverified(str(root))] == ["fx miss: never seen", ""]
 
 
 def test_what_is_no_readable_file_is_skipped(write):
@@ -181,7 +181,7 @@ def test_what_is_no_readable_file_is_skipped(write):
         root / ".safecache/journal" / "20260101T000000-1-a.jsonl"
     )
     (root / ".safecache/journal" / "other").write_text(json.dumps(miss()))
-    assert len(run_summary.read(str(root))) == 1
+    assert len(run_summary.read_unverified(str(root))) == 1
 
 
 def test_names_are_shown_as_text_whatever_they_are(write, run, monkeypatch):

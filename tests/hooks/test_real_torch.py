@@ -59,10 +59,10 @@ codecache = sys.modules[CODECACHE]
 said = {
     "stock": sorted(set(states().values())),
     "signatures": {
-        t.name: [patching.signature_of(patching._resolve(sys.modules[t.module], t.attribute)), t.signatures]
+        t.name: [patching.format_signature(patching._resolve_attribute(sys.modules[t.module], t.attribute)), t.signatures]
         for t in TARGETS if t.name in states() and not t.is_on_builtin
     },
-    "entry_name": [layout.entry_name(b"x"), codecache.sha256_hash(b"x")],
+    "entry_name": [layout.name_entry(b"x"), codecache.sha256_hash(b"x")],
 }
 said["stock journeys"] = journeys()
 for name in sorted({name for target in TARGETS for name in target.copies}):

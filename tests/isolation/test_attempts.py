@@ -49,8 +49,8 @@ class Service:
 @pytest.fixture
 def service(monkeypatch):
     service = Service(3)
-    monkeypatch.setattr(client, "current", lambda: service)
-    monkeypatch.setattr(compiling, "_job", lambda request: request.key)
+    monkeypatch.setattr(client, "get_service", lambda: service)
+    monkeypatch.setattr(compiling, "_encode_job", lambda request: request.key)
     return service
 
 
@@ -94,7 +94,7 @@ def test_what_cannot_travel_is_missing_and_the_first_is_the_callers_error(servic
             raise encoding.CannotTravel("it is a lambda")
         return request.key
 
-    monkeypatch.setattr(compiling, "_job", job)
+    monkeypatch.setattr(compiling, "_encode_job", job)
     assert together(*"abc")[1].keys() == {"c"}
     with pytest.raises(encoding.CannotTravel):
         together(*"bac")
@@ -123,8 +123,8 @@ def test_interrupt_begins_no_more_and_keeps_nothing(service, monkeypatch):
 
     monkeypatch.setattr(compiling._Batch, "cancel", cancel_and_say)
     # Its directory must not only go with the last reference to an attempt.
-    run, kept = compiling._run, []
-    monkeypatch.setattr(compiling, "_run", keep)
+    run, kept = compiling._run_job, []
+    monkeypatch.setattr(compiling, "_run_job", keep)
 
     service.size = 2
     service.ends = dict.fromkeys("abcdefgh", interrupt)

@@ -130,7 +130,7 @@ def test_rebuilt_kernel_is_in_all_that_triton_asks_for_the_one_that_travelled():
     # Up to 3.8 the hash of a kernel depends on whether its helpers had been hashed before.
     for function in (kernel, helper):
         function.hash, function.used_global_vals = None, {}
-    rebuilt = Rebuilt(json.loads(json.dumps(Kernels(kernel).encoded()))).kernel()
+    rebuilt = Rebuilt(json.loads(json.dumps(Kernels(kernel).encode_all()))).get_kernel()
     names = [
         "src",
         "starting_line_number",
@@ -178,10 +178,10 @@ def test_replaced_function_of_the_language_is_what_is_compiled():
 
     assert encoded(kernel)["kind"] == "kernel"
     with mock.patch.object(TritonSemantic, "mul", minus):
-        assert encoding.replaced_in_front_end() == "triton.language.semantic.TritonSemantic.mul"
+        assert encoding.find_replaced_front_end() == "triton.language.semantic.TritonSemantic.mul"
         record = encoded(kernel)
         assert record["kind"] == "lowered" and "arith.subi" in record["text"] and "muli" not in record["text"]
-    assert encoding.replaced_in_front_end() is None
+    assert encoding.find_replaced_front_end() is None
     assert encoded(kernel)["kind"] == "kernel"
 
 
@@ -195,19 +195,19 @@ def test_replaced_function_of_the_language_is_what_is_compiled():
     ],
 )
 def test_replacement_is_noticed_whatever_it_is(monkeypatch, replacement):
-    assert encoding.replaced_in_front_end() is None
+    assert encoding.find_replaced_front_end() is None
     monkeypatch.setattr(tl, "load", replacement(tl.load))
-    assert encoding.replaced_in_front_end() == "triton.language.load"
+    assert encoding.find_replaced_front_end() == "triton.language.load"
 
 
 def test_kernel_of_triton_with_another_source_is_noticed():
     source = tl.cdiv.src
     tl.cdiv._unsafe_update_src(source + "\n    # changed")
     try:
-        assert encoding.replaced_in_front_end().endswith(".cdiv")
+        assert encoding.find_replaced_front_end().endswith(".cdiv")
     finally:
         tl.cdiv._unsafe_update_src(source)
-    assert encoding.replaced_in_front_end() is None
+    assert encoding.find_replaced_front_end() is None
 
 
 def test_replaced_pass_of_the_backend_keeps_a_compile_here(monkeypatch):

@@ -33,7 +33,7 @@ SMALL = 100 << 20
     ],
 )
 def test_a_death_is_for_want_of_memory_where_that_can_be_told(status, peak, output, expected):
-    assert client.of_death(Ended(status, peak), output, LIMIT) == expected
+    assert client.classify_death(Ended(status, peak), output, LIMIT) == expected
 
 
 @pytest.mark.parametrize(
@@ -60,4 +60,4 @@ def test_a_reply_without_an_error_is_not_for_want_of_memory():
 
 @pytest.mark.parametrize(("seconds", "told"), [(0.1, 1), (1.0, 1), (1.5, 2), (600.0, 600)])
 def test_a_limit_of_time_is_told_in_whole_seconds(seconds, told):
-    assert client.of_timeout(seconds) == ("timeout", told)
+    assert client.make_timeout_ending(seconds) == ("timeout", told)

@@ -121,16 +121,16 @@ def test_worker_goes_on_after_an_error(compile):
 
 def test_what_a_kernel_prints_is_told_with_the_reply_and_repeated_once(compile, capsys):
     reply = compile(talks, N=4)
-    protocol.repeat(reply)
+    protocol.repeat_remarks(reply)
     assert capsys.readouterr().out == "N is 4\n"
     assert "output" not in compile(store)
 
 
 def test_warnings_of_a_compile_are_repeated_as_warnings():
-    with protocol.heard() as heard:
+    with protocol.catch_remarks() as heard:
         warnings.warn_explicit("beware", DeprecationWarning, "kernel.py", 7)
     with pytest.warns(DeprecationWarning, match="beware") as caught:
-        protocol.repeat(json.loads(json.dumps(heard)))
+        protocol.repeat_remarks(json.loads(json.dumps(heard)))
     assert (caught[0].filename, caught[0].lineno) == ("kernel.py", 7)
 
 

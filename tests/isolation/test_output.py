@@ -12,7 +12,7 @@ from safecache.isolation.connection import MOST_BYTES, Output
 
 @pytest.fixture
 def pipe():
-    read_end, write_end = connection.pipe()
+    read_end, write_end = connection.open_pipe()
     yield read_end, write_end
     connection.close(read_end, write_end)
 

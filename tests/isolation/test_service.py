@@ -286,4 +286,4 @@ def test_there_are_as_many_workers_as_cpus_shared_by_ranks(tmp_path, monkeypatch
     monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
     if ranks is not None:
         monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
-    assert client.workers() == expected
+    assert client.count_workers() == expected

@@ -56,8 +56,8 @@ print("holds no descriptors", len(opened) > 2, in_child(lambda: not opened & set
 print("programs inherit none", subprocess.run(list_open, close_fds=False, capture_output=True, text=True).stdout == started)
 ours = server()
 print("own server", in_child(lambda: server() != ours), server() == ours)
-one = client.current()
-print("own service", client.current() is one, in_child(lambda: client.current() is not one))
+one = client.get_service()
+print("own service", client.get_service() is one, in_child(lambda: client.get_service() is not one))
 warnings.simplefilter("error")
 said = []
 sys.unraisablehook = said.append

@@ -144,7 +144,7 @@ def test_where_no_worker_can_be_forked_there_is_none_until_one_can(service, monk
     run("abort")
     before = len(os.listdir("/proc/self/fd"))
     with monkeypatch.context() as patch:
-        patch.setattr(connection, "pipe", lambda: os.open("/no/such", 0))
+        patch.setattr(connection, "open_pipe", lambda: os.open("/no/such", 0))
         with pytest.raises(ServiceUnavailable, match="no worker can be started"):
             run("echo")
     assert len(os.listdir("/proc/self/fd")) == before

@@ -64,8 +64,10 @@ def test_one_code_is_not_for_people_who_are_well_and_for_others():
 
 def test_command_that_a_finding_names_prints_its_section(run):
     said = run("help", "doctor#low-space")
-    assert said.code == 0 and said.lines[0] == "### low-space" and said.out == main._section(PAGE, "low-space")
-    assert {code: main._section(PAGE, code).split()[:2] for code in CODES} == {code: ["###", code] for code in CODES}
+    assert said.code == 0 and said.lines[0] == "### low-space" and said.out == main._find_section(PAGE, "low-space")
+    assert {code: main._find_section(PAGE, code).split()[:2] for code in CODES} == {
+        code: ["###", code] for code in CODES
+    }
 
 
 def test_json_of_the_page_is_that_of_the_command(run):

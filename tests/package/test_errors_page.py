@@ -35,15 +35,15 @@ TRIED = {
     Reason.NOT_PRIVATE: "tests/contract/test_stock_torch.py::test_private_trust_refuses_what_others_can_write",
     Reason.NOT_A_FILE: "tests/faults/test_damaged_entries.py::test_damaged_entry_is_a_miss_that_is_said_once_and_heals",
     Reason.FOREIGN_OWNER: "tests/faults/test_shared_cache.py::test_without_the_setting_the_second_user_compiles_and_is_told",
-    Reason.TOO_LARGE: "tests/files/test_giant_files.py::test_entry_that_a_trusted_key_has_sealed_is_read_whatever_its_size",
+    Reason.TOO_LARGE: "tests/fs/test_giant_files.py::test_entry_that_a_trusted_key_has_sealed_is_read_whatever_its_size",
     Reason.WRONG_TYPE: "tests/faults/test_damaged_entries.py::test_entry_that_verifies_but_is_no_entry_is_refused",
     Reason.OTHER_CPU: "tests/built_code/test_gate.py::test_code_for_a_cpu_that_has_more_is_refused",
     Reason.OTHER_GPU: "tests/faults/test_other_builds.py::test_entries_of_another_build_are_a_miss_and_heal",
     Reason.OTHER_BUILD: "tests/faults/test_other_builds.py::test_entries_of_another_build_are_a_miss_and_heal",
     Reason.OUTDATED: "tests/faults/test_other_builds.py::test_library_of_another_torch_is_built_anew_without_a_word",
-    Reason.STALE: "tests/omitted/test_edits.py::test_entries_from_before_are_refused_once_where_custom_ops_are",
-    Reason.EMPTY: "tests/omitted/test_servers.py::test_a_model_with_no_compiled_part_is_an_error_by_name",
-    Reason.OTHER_RANK: "tests/omitted/test_ranks.py::test_each_rank_has_entries_of_its_own_under_one_key",
+    Reason.STALE: "tests/fingerprints/test_edits.py::test_entries_from_before_are_refused_once_where_custom_ops_are",
+    Reason.EMPTY: "tests/fingerprints/test_servers.py::test_a_model_with_no_compiled_part_is_an_error_by_name",
+    Reason.OTHER_RANK: "tests/fingerprints/test_ranks.py::test_each_rank_has_entries_of_its_own_under_one_key",
     Reason.UNSAFE_NAME: "tests/faults/test_planted_arrivals.py::test_what_arrives_in_a_mega_cache_beside_a_name_that_is_refused_is_taken",
     Reason.EXPOSED_DIRECTORY: "tests/tiers/test_exposure.py::test_is_said_once_with_the_evidence_and_every_remedy",
     Reason.CRASHED_RUN: "tests/faults/test_crash_loops.py::test_key_that_crashes_again_after_a_compile_is_not_looked_up",
@@ -57,7 +57,7 @@ TRIED = {
     Reason.KEY_DIFFERS: "tests/explain/test_graph_causes.py::test_changed_part_is_named_with_both_values_in_both_caches",
     Reason.EVICTED: "tests/explain/test_lost_entries.py::test_deleted_entry_is_told_from_another_key",
     Reason.GUARD_FAILED: "tests/contract/test_lookups.py::test_guard_that_does_not_hold_is_why_a_lookup_missed",
-    Reason.OTHER_RANK_MISSED: "tests/flights/test_compiles.py::test_rank_that_hits_compiles_with_one_that_does_not",
+    Reason.OTHER_RANK_MISSED: "tests/single_flight/test_compiles.py::test_rank_that_hits_compiles_with_one_that_does_not",
     Reason.SAMPLED: "tests/recompile_check/test_in_process.py::test_honest_hit_is_compiled_alike_once_in_a_process_and_not_saved_again",
     Reason.UPSTREAM_BYPASS: "tests/contract/test_lookups.py::test_what_torch_declines_to_cache_is_a_bypass",
     Reason.DISABLED: "tests/contract/test_lookups.py::test_cache_that_a_setting_turns_off_is_bypassed",
@@ -79,7 +79,7 @@ TRIED = {
     Reason.NOT_ISOLATED: "tests/crashes/test_crashes_in_compiles.py::test_what_needs_this_process_stays_in_it_with_its_reason",
     Reason.CRASHED: "tests/crashes/test_tuning.py::test_result_and_order_are_those_of_a_tuning_one_by_one",
     Reason.CRASHED_BEFORE: "tests/crashes/test_crash_reports.py::test_forgotten_crash_is_met_again_and_reported_where_it_was",
-    Reason.NOT_EXPLAINED: "tests/omitted/test_functions.py::test_an_op_that_raises_when_it_is_looked_at_is_reported_and_a_miss",
+    Reason.NOT_EXPLAINED: "tests/fingerprints/test_functions.py::test_an_op_that_raises_when_it_is_looked_at_is_reported_and_a_miss",
     Reason.DIFFERS: "tests/recompile_check/test_in_process.py::test_stale_hit_is_not_used_and_replaced_with_evidence",
     Reason.NOT_RECOMPILED: "tests/recompile_check/test_sampling.py::test_what_cannot_be_compared_is_saved_and_told",
 }
@@ -98,7 +98,7 @@ def test_every_code_has_one_section():
 @pytest.mark.parametrize("reason", Reason, ids=lambda reason: reason.value)
 def test_section_says_cause_fix_check_and_what_strict_mode_raises(reason):
     text, rows = SECTIONS[reason.value]
-    action = events.decide(reason, strict=True)
+    action = events.decide_action(reason, strict=True)
     last = [] if action.error is None else ["Strict"]
     assert re.findall(r"^\* \*\*(\w+)\*\*: \S", rows, re.MULTILINE) == ["Cause", "Fix", "Check", *last]
     assert action.error is None or rows.splitlines()[-1] == f"* **Strict**: `{action.error.__name__}`."
@@ -109,7 +109,7 @@ def test_section_says_cause_fix_check_and_what_strict_mode_raises(reason):
 def test_section_says_in_one_phrase_how_urgent_it_is(reason):
     text, rows = SECTIONS[reason.value]
     assert len(re.findall("|".join(URGENCY), text + rows)) == 1 and urgency(reason.value) in URGENCY
-    silent = not events.decide(reason, strict=False).warn
+    silent = not events.decide_action(reason, strict=False).warn
     assert not silent or urgency(reason.value) != PAGED, "nobody would see it without metrics"
 
 

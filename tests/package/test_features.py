@@ -17,7 +17,7 @@ from safecache.testing import isolated
 
 pytestmark = pytest.mark.xdist_group("features")
 FEATURES = (
-    *("explain", "flights", "history", "isolation", "metrics", "omitted", "packs", "remote", "trials"),
+    *("crash_guard", "explain", "fingerprints", "history", "isolation", "metrics", "packs", "remote", "single_flight"),
     "recompile_check",
 )
 # Forks for each directory with a package, so that torch is imported once; one thread, or a child of it would hang.

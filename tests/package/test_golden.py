@@ -34,7 +34,7 @@ def compare(name, lines):
 def test_what_follows_from_each_reason():
     lines = []
     for reason in Reason:
-        mild, strict = (events.decide(reason, strict=strict) for strict in (False, True))
+        mild, strict = (events.decide_action(reason, strict=strict) for strict in (False, True))
         error = strict.error.__name__ if strict.error else "no error"
         moved = "quarantined" if mild.quarantine else "left"
         lines.append(f"{reason.value}: {moved}, {'one warning' if mild.warn else 'silent'}, {error} in strict mode")

@@ -89,15 +89,18 @@ def test_help_lists_every_command_in_its_group(run):
     assert sorted(name for names in listed.values() for name in names) == sorted(main._COMMANDS)
 
 
-def test_rooms_are_told_as_they_tell_of_themselves():
+def test_packages_are_described_as_in_their_docstrings():
     rows = dict(
         re.findall(
-            r"^\| `(\w+)` \| (.+) \|$", (GUIDE / "architecture.md").read_text().partition("## Rooms")[2], flags=re.M
+            r"^\| `(\w+)` \| (.+) \|$", (GUIDE / "architecture.md").read_text().partition("## Packages")[2], flags=re.M
         )
     )
-    rooms = [path.parent for path in GUIDE.parent.glob("*/__init__.py")]
-    first = {room.name: importlib.import_module(f"safecache.{room.name}").__doc__.partition(".\n")[0] for room in rooms}
-    assert {room: text.removesuffix(".") for room, text in first.items()} == rows
+    packages = [path.parent for path in GUIDE.parent.glob("*/__init__.py")]
+    first = {
+        package.name: importlib.import_module(f"safecache.{package.name}").__doc__.partition(".\n")[0]
+        for package in packages
+    }
+    assert {name: text.removesuffix(".") for name, text in first.items()} == rows
 
 
 def test_life_of_an_entry_names_functions_where_they_are():

@@ -15,7 +15,7 @@ from conftest import python
 from helpers.key_cases import PUBLIC
 
 from safecache import errors
-from safecache.places import ours
+from safecache.places import metadata
 from safecache.signing import key_files
 
 PACKAGE = Path(__file__).parents[2] / "safecache"
@@ -171,7 +171,7 @@ def test_every_module_names_what_is_public_sorted():
         tree = tree_of(path)
         public = public_names(tree)
         if is_script(path) or (path.stem == "__init__" and not tree.body[1:]):
-            continue  # the latter says what lives in a room, and no more
+            continue  # the latter says what lives in a package, and no more
         assert public is not None, f"no __all__ in {path}"
         assert public == sorted(set(public), key=as_ruff_sorts), path
         assert set(public) - bound_names(ast.Module(tree.body, [])) == set(), path
@@ -181,9 +181,9 @@ def test_every_module_says_what_it_is_for():
     assert [path for path in MODULES if not ast.get_docstring(tree_of(path))] == []
 
 
-# What is a name below <cache>/.safecache, and in some rooms a word of commands or checks as well.
-WORDS = {ours.CRASHES, ours.JOURNAL, ours.KEYS, ours.QUARANTINE}
-NAMES = {ours.FOLDER, ours.KNOWN_BAD, ours.RECORDS, ours.STAMP, ours.TRASH}
+# What is a name below <cache>/.safecache, and in some packages a word of commands or checks as well.
+WORDS = {metadata.CRASHES, metadata.JOURNAL, metadata.KEYS, metadata.QUARANTINE}
+NAMES = {metadata.FOLDER, metadata.KNOWN_BAD, metadata.RECORDS, metadata.STAMP, metadata.TRASH}
 SPEAKING = {"cli", "doctor", "reporting"}
 
 
@@ -196,22 +196,22 @@ def texts(tree: ast.Module) -> set[str]:
 
 def test_one_module_knows_what_lies_below_our_folder_in_a_cache():
     for path in MODULES:
-        if path.stem == "ours":
+        if path.stem == "metadata":
             continue
         forbidden = NAMES if SPEAKING.intersection(path.relative_to(PACKAGE.parent).parts) else NAMES | WORDS
         if path.stem == "key_directory":
             forbidden = NAMES  # the keyring has a directory "keys" too, in the user's configuration
         if path.stem == "settings":
-            forbidden = forbidden - {ours.FOLDER}  # the name of a pack ends so
+            forbidden = forbidden - {metadata.FOLDER}  # the name of a pack ends so
         found = texts(tree_of(path))
         assert found & forbidden == set(), path
-        assert [text for text in found if f"{ours.FOLDER}/" in text] == [], path
+        assert [text for text in found if f"{metadata.FOLDER}/" in text] == [], path
 
 
 def test_what_lies_below_our_folder_in_a_cache_is_where_it_was():
     """Entries and records of earlier versions are found there."""
-    assert ours.record("/c", "ab12") == "/c/.safecache/records/ab/ab12"
-    assert [ours.metadata_path("/c", name) for name in sorted(NAMES - {ours.FOLDER} | WORDS)] == [
+    assert metadata.make_record_path("/c", "ab12") == "/c/.safecache/records/ab/ab12"
+    assert [metadata.make_path("/c", name) for name in sorted(NAMES - {metadata.FOLDER} | WORDS)] == [
         *("/c/.safecache/crashes", "/c/.safecache/gc.stamp", "/c/.safecache/journal", "/c/.safecache/keys"),
         *("/c/.safecache/known_bad", "/c/.safecache/quarantine", "/c/.safecache/records", "/c/.safecache/trash"),
     ]
@@ -221,7 +221,7 @@ ERRORS = [error for _, error in inspect.getmembers(errors, inspect.isclass)]
 
 
 def test_every_error_is_public_and_one_of_ours():
-    assert {error.__name__ for error in ERRORS} == set(errors.__all__) - {"printable"}
+    assert {error.__name__ for error in ERRORS} == set(errors.__all__) - {"make_printable"}
     assert all(issubclass(error, errors.SafecacheError) for error in ERRORS)
 
 

@@ -12,11 +12,13 @@ from helpers import filled
 from helpers.caches import Cache
 from helpers.in_process import isolated, settings
 
-from safecache import flights, history, recompile_check, session
+from safecache import history, recompile_check, session, single_flight
+from safecache.crash_guard import markers, strikes
+from safecache.crash_guard.markers import Blame
 from safecache.explain import key_records
-from safecache.files import private_directory
+from safecache.fs import private_directory
 from safecache.isolation import crashes
-from safecache.places import layout, ours
+from safecache.places import layout, metadata
 from safecache.places.layout import CodeFile
 from safecache.places.refs import Ref
 from safecache.remote import client, sender, stores
@@ -24,13 +26,11 @@ from safecache.remote import exchange as remote_leases
 from safecache.reporting.kinds import Kind, Reason
 from safecache.settings import config
 from safecache.store import gate
-from safecache.trials import markers, strikes
-from safecache.trials.markers import Blame
 from safecache.upkeep import limits
 
 __all__ = ["isolated", "settings"]
 
-GUIDE = Path(ours.__file__).parents[1] / "guide" / "security.md"
+GUIDE = Path(metadata.__file__).parents[1] / "guide" / "security.md"
 ROW = re.compile(
     r"\| `(?P<file>[A-Z]+/[^`]+)` \| (?P<what>.*?) \| (?P<by>.*?) \| (?P<effect>.*?) \| (?P<belief>.*?) \|"
 )
@@ -70,24 +70,24 @@ def everything(tmp_path, settings, monkeypatch):
     library.parent.mkdir(exist_ok=True)
     library.write_bytes(b"code")
     gate.attest_file(CodeFile(str(library), root))
-    lease = flights.open_lease(Ref(Kind.FX_ENTRY, "a", root))
+    lease = single_flight.open_lease(Ref(Kind.FX_ENTRY, "a", root))
     assert lease.try_to_hold()
     lease.sign(time.time())
-    assert markers.own(root, 0.0) is not None
+    assert markers.get_own_marker(root, 0.0) is not None
     strikes.add(root, ["ab/cabc.so"], Blame.UNSURE, Reason.CRASHED_RUN, time.time())
-    recompile_check.keep(root, (Kind.FX_ENTRY, "a"), b"a", b"b", "", {})
+    recompile_check.keep_pair(root, (Kind.FX_ENTRY, "a"), b"a", b"b", "", {})
     record = key_records.KeyRecord(Kind.FX_ENTRY, "f" + "a" * 51, "name", time.time(), ())
     key_records.remember(record, root)
     history.write("fx miss", root, {"key": "a"})
     found = crashes.Crash("signal", "ttir", 11)
     crashes.remember(root, "a" * 64, crashes.Note(found, "kernel", {}, None, time.time()))
-    for folder, name in ((ours.CRASHES, "a/report.json"), (ours.TRASH, "a"), (ours.UNSEALED, "a.o")):
-        cache.file(places["CACHE"] / ours.FOLDER / folder / name, 0)
-    limits._claim(root)  # or what was published has
+    for folder, name in ((metadata.CRASHES, "a/report.json"), (metadata.TRASH, "a"), (metadata.UNSEALED, "a.o")):
+        cache.file(places["CACHE"] / metadata.FOLDER / folder / name, 0)
+    limits._claim_sweep(root)  # or what was published has
     claim, _ = remote_leases.acquire(Ref(Kind.FX_ENTRY, "a"), 0.0)
     assert claim is not None
     bundle = Ref(Kind.FX_ENTRY, filled.GRAPH, root)
-    assert sender.send(client.background_client(), bundle).size
+    assert sender.send(client.get_background(), bundle).size
     with private_directory.create_temporary():
         yield places
     remote_leases._claims.reset()
@@ -98,7 +98,7 @@ def everything(tmp_path, settings, monkeypatch):
 def test_all_side_state_is_in_the_table_and_nothing_else_is(everything):
     files = []
     for name, place in everything.items():
-        inner = place / ours.FOLDER if name == "CACHE" else place
+        inner = place / metadata.FOLDER if name == "CACHE" else place
         files += [f"{name}/{path.relative_to(place)}" for path in inner.rglob("*") if not path.is_dir()]
     unknown = [file for file in files if row_of(file) is None]
     assert not unknown, unknown
@@ -106,7 +106,7 @@ def test_all_side_state_is_in_the_table_and_nothing_else_is(everything):
 
 
 def test_each_folder_of_ours_has_a_row():
-    names = {value for name, value in vars(ours).items() if name.isupper() and name not in ("FOLDER",)}
+    names = {value for name, value in vars(metadata).items() if name.isupper() and name not in ("FOLDER",)}
     named = {row["file"].split("/")[2] for row in ROWS if row["file"].startswith("CACHE/")}
     assert names == named
 
@@ -118,5 +118,7 @@ def test_what_causes_more_than_a_recompile_needs_a_seal(row):
 
 def test_settings_name_these_places(everything):
     assert config.current().config_home == str(everything["CONFIG"])
-    assert config.current().remote == f"file://{everything['REMOTE']}" and stores.prefix().startswith("safecache/2/")
-    assert layout.cache_root(str(everything["CACHE"] / "fxgraph" / "ab" / "fab" / "x"))
+    assert config.current().remote == f"file://{everything['REMOTE']}" and stores.make_prefix().startswith(
+        "safecache/2/"
+    )
+    assert layout.find_cache_root(str(everything["CACHE"] / "fxgraph" / "ab" / "fab" / "x"))

@@ -41,8 +41,8 @@ from safecache.patching import sinks
 from safecache.signing import provenance
 
 # In place of a scan of torch for 20 s, which tests/patching/test_sinks.py makes.
-release = sinks.release_of(provenance.torch_version())
-sinks.scan = lambda packages, distribution: sorted(sinks.listed(distribution, release))
+release = sinks.parse_release(provenance.torch_version())
+sinks.scan = lambda packages, distribution: sorted(sinks.list_sinks(distribution, release))
 for words in json.load(sys.stdin):
     with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
         try:

@@ -57,7 +57,7 @@ def manifest(stated: dict, *, key=None, kind=Kind.PACK, name="manifest.json", na
     """The frame of such a manifest; ``cut``: so many of its bytes are moved to the seal's file."""
     text = json.dumps(stated, sort_keys=True, indent=1).encode()
     key = key or keyring.current().signing
-    sealed = seal.attach(text, kind, name, key, provenance.statement(Kind.PACK), namespace)
+    sealed = seal.attach(text, kind, name, key, provenance.make_statement(Kind.PACK), namespace)
     end = len(text) - cut
     return compress(tar(("manifest.json", sealed[:end]), ("manifest.seal", sealed[end:])))
 
@@ -70,6 +70,6 @@ def with_groups(groups: list[tuple[str, str, str, bytes, dict[str, bytes]]], **c
         named = [[name, len(data), hashlib.sha256(data).hexdigest()] for name, data in files.items()]
         rows.append([kind, key, root, len(body), len(frame), len(content), hashlib.sha256(frame).hexdigest(), named])
         body += frame
-    predicate = {"groups": rows, "body": len(body) + len(archive.end()), "namespace": "default"} | changes
+    predicate = {"groups": rows, "body": len(body) + len(archive.make_last_frame()), "namespace": "default"} | changes
     stated = {"_type": archive._STATEMENT, "predicateType": archive._PREDICATE, "subject": [], "predicate": predicate}
-    return manifest(stated) + body + archive.end()
+    return manifest(stated) + body + archive.make_last_frame()

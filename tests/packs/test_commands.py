@@ -14,7 +14,7 @@ from helpers.key_cases import PRIVATE, put
 from helpers.sealed import flipped
 
 from packs import forged
-from safecache.code import vllm_files
+from safecache.built_code import vllm_files
 from safecache.packs import archive
 from safecache.places import layout
 from safecache.reporting.kinds import Kind
@@ -56,17 +56,17 @@ def test_manifest_says_what_it_was_made_with(cache, pack, monkeypatch):
     assert stated["_type"] == "https://in-toto.io/Statement/v1"
     assert {group["name"] for group in stated["subject"]} >= {f"inductor:fx_graph/{filled.GRAPH}"}
     made_with = stated["predicate"]["made_with"]
-    assert made_with["torch"] == provenance.torch_version() and made_with["cpu"] == provenance.instructions()
+    assert made_with["torch"] == provenance.torch_version() and made_with["cpu"] == provenance.list_instructions()
     text = pack.read_bytes()
     assert str(cache).encode() not in forged.members(forged.frames(text)[0])["manifest.json"]
 
 
 def test_gpus_are_those_of_what_is_packed(cache, run, tmp_path, monkeypatch):
-    monkeypatch.setattr(provenance, "_gpu_architectures", lambda: "sm_90")
+    monkeypatch.setattr(provenance, "_find_architectures", lambda: "sm_90")
     filled.entry(cache, Kind.FX_ENTRY, "f" + "b" * 51, b"for a GPU")
-    monkeypatch.setattr(provenance, "_gpu_architectures", lambda: "")
+    monkeypatch.setattr(provenance, "_find_architectures", lambda: "")
     run("pack", cache, "-o", tmp_path / "gpu.safecache")
-    assert archive.opened(str(tmp_path / "gpu.safecache")).manifest["made_with"]["gpu"] == "sm_90"
+    assert archive.open_pack(str(tmp_path / "gpu.safecache")).manifest["made_with"]["gpu"] == "sm_90"
 
 
 def test_what_does_not_verify_is_not_packed(cache, counted, tmp_path):
@@ -74,7 +74,7 @@ def test_what_does_not_verify_is_not_packed(cache, counted, tmp_path):
     graph.write_bytes(flipped(graph.read_bytes(), 8))
     code, found = counted("pack", cache, "-o", tmp_path / "some.safecache")
     assert (code, found) == (1, {"copied": filled.BUNDLES - 1, "refused": 1})
-    assert all(group.ref.key != filled.GRAPH for group in archive.opened(str(tmp_path / "some.safecache")).groups)
+    assert all(group.ref.key != filled.GRAPH for group in archive.open_pack(str(tmp_path / "some.safecache")).groups)
 
 
 def test_what_is_here_and_verifies_stays(pack, counted, tmp_path):
@@ -128,7 +128,7 @@ def test_sealed_with_a_private_key_it_is_read_with_the_public_one(cache, run, se
     keyring.renew()
     cache = filled.fill(tmp_path / "signed")
     assert run("pack", cache, "-o", tmp_path / "signed.safecache").code == 0
-    assert archive.opened(str(tmp_path / "signed.safecache")).groups
+    assert archive.open_pack(str(tmp_path / "signed.safecache")).groups
 
 
 def test_packs_differ_in_what_was_added_or_compiled_otherwise(cache, pack, run, tmp_path):
@@ -150,7 +150,7 @@ def test_caches_of_several_ranks_are_joined(cache, pack, counted, tmp_path):
     filled.kernel(other / "triton" / "1", code=b"tuned otherwise")
     merged = tmp_path / "merged.safecache"
     assert counted("merge", pack, other, "-o", merged) == (0, {"copied": filled.BUNDLES + 1})
-    found = archive.opened(str(merged))
+    found = archive.open_pack(str(merged))
     files = {group.ref.key: {file.name: file.content for file in found.read(group)} for group in found.groups}
     assert len(files[filled.GRAPH]) == 2 and "f" + "b" * 51 in files
     assert files[filled.KERNEL]["k.cubin"] == b"a cubin", "the first one's"
@@ -189,7 +189,7 @@ def test_vllms_models_and_caches_keep_their_places(run, counted, tmp_path, monke
     top = tmp_path / "vllm" / "torch_compile_cache"
     model = f"torch_aot_compile/{HASH}/rank_0_0/model"
     signing = keyring.current().signing
-    content = seal.attach(b"a model", Kind.AOT_FUNCTION, "", signing, provenance.statement(Kind.AOT_FUNCTION))
+    content = seal.attach(b"a model", Kind.AOT_FUNCTION, "", signing, provenance.make_statement(Kind.AOT_FUNCTION))
     filled.write(top / model, content)
     nested = f"torch_aot_compile/{HASH}/rank_0_0/inductor_cache"
     filled.fill(top / nested)
@@ -201,7 +201,7 @@ def test_vllms_models_and_caches_keep_their_places(run, counted, tmp_path, monke
     there = tmp_path / "there" / "torch_compile_cache"
     assert (there / model).read_bytes() == content
     assert filled.contents(there / nested) == filled.contents(top / nested)
-    assert [bundle.key for bundle in vllm_files.bundles_in(str(there))] == [model]
+    assert [bundle.key for bundle in vllm_files.find_bundles(str(there))] == [model]
 
 
 def test_without_zstandard_it_says_what_to_install(cache, run, tmp_path, monkeypatch):
@@ -214,4 +214,4 @@ def test_headers_and_sources_stay_where_they_are(cache, run, tmp_path):
     filled.write(cache / "ab" / f"{key('c', 'source')}.py", b"print()")
     filled.write(cache / layout.HEADERS_FOLDER / "ab" / f"{key('c', 'header')}.h.gch", b"header")
     assert run("pack", cache, "-o", tmp_path / "model.safecache").code == 0
-    assert len(archive.opened(str(tmp_path / "model.safecache")).groups) == filled.BUNDLES
+    assert len(archive.open_pack(str(tmp_path / "model.safecache")).groups) == filled.BUNDLES

@@ -25,7 +25,7 @@ GRAPH_FILE = "p" * 51
 def refused(path, content) -> str:
     path.write_bytes(content)
     with pytest.raises(PackRefusedError) as caught:
-        found = archive.opened(str(path))
+        found = archive.open_pack(str(path))
         for group in found.groups:
             found.read(group)
     assert str(path) in str(caught.value)
@@ -47,7 +47,7 @@ def test_every_length_but_its_own_is_refused(pack, tmp_path):
 
 def test_a_bit_of_a_group_is_refused_before_anything_is_written(pack, run, tmp_path):
     content = pack.read_bytes()
-    begin, end = len(forged.frames(content)[0]) * 8, (len(content) - len(archive.end())) * 8
+    begin, end = len(forged.frames(content)[0]) * 8, (len(content) - len(archive.make_last_frame())) * 8
     for number in range(200):
         place = begin + (end - begin) * number // 200
         (tmp_path / "changed.safecache").write_bytes(flipped(content, place))
@@ -64,7 +64,7 @@ def test_a_bit_of_the_manifest_is_refused_or_means_nothing(pack, tmp_path):
     for place in range(0, len(forged.frames(content)[0]) * 8, 37):
         changed.write_bytes(flipped(content, place))
         try:
-            outcomes.append(archive.opened(str(changed)).manifest == archive.opened(str(pack)).manifest)
+            outcomes.append(archive.open_pack(str(changed)).manifest == archive.open_pack(str(pack)).manifest)
         except PackRefusedError:
             outcomes.append(None)
     assert set(outcomes) <= {True, None} and outcomes.count(None) > len(outcomes) / 2
@@ -96,7 +96,7 @@ def test_manifest_that_is_sealed_otherwise(how, said, pack, tmp_path):
     _, *rest = forged.frames(pack.read_bytes())
     stated = forged.statement(pack.read_bytes())
     (tmp_path / "same.safecache").write_bytes(b"".join([forged.manifest(stated), *rest]))
-    assert archive.opened(str(tmp_path / "same.safecache")).groups
+    assert archive.open_pack(str(tmp_path / "same.safecache")).groups
     assert said in refused(tmp_path / "other.safecache", b"".join([forged.manifest(stated, **how), *rest]))
 
 
@@ -105,14 +105,14 @@ def test_where_the_seal_begins_is_for_the_seal_to_say(cut, pack, tmp_path):
     _, *rest = forged.frames(pack.read_bytes())
     stated = forged.manifest(forged.statement(pack.read_bytes()), cut=cut)
     (tmp_path / "cut.safecache").write_bytes(b"".join([stated, *rest]))
-    assert archive.opened(str(tmp_path / "cut.safecache")).groups == archive.opened(str(pack)).groups
+    assert archive.open_pack(str(tmp_path / "cut.safecache")).groups == archive.open_pack(str(pack)).groups
 
 
 def test_key_that_was_revoked_since(pack, run):
     assert run("revoke", keyring.current().signing.id.hex()).code == 0
     keyring.renew()
     with pytest.raises(PackRefusedError, match="revoked"):
-        archive.opened(str(pack))
+        archive.open_pack(str(pack))
 
 
 @pytest.mark.parametrize("size", [1 << 40, (1 << 26) + 1])
@@ -275,7 +275,7 @@ def test_statement_of_another_safecache(change, pack, tmp_path):
     stated = forged.statement(pack.read_bytes()) | change
     (tmp_path / "new.safecache").write_bytes(b"".join([forged.manifest(stated), *rest]))
     with pytest.raises(PackRefusedError, match="manifest cannot be read"):
-        archive.opened(str(tmp_path / "new.safecache"))
+        archive.open_pack(str(tmp_path / "new.safecache"))
 
 
 def test_what_is_no_file(tmp_path):
@@ -283,7 +283,7 @@ def test_what_is_no_file(tmp_path):
     (tmp_path / "directory.safecache").mkdir()
     for name in ("pipe", "directory"):
         with pytest.raises((PackRefusedError, OSError)):
-            archive.opened(str(tmp_path / f"{name}.safecache"))
+            archive.open_pack(str(tmp_path / f"{name}.safecache"))
 
 
 @pytest.fixture
@@ -305,7 +305,7 @@ def test_entry_for_another_key_is_not_unpacked_though_the_pack_is_ours(swapped, 
 def test_nor_is_it_packed_again(swapped, tmp_path, run):
     said = run("merge", swapped, "-o", tmp_path / "merged.safecache")
     assert said.code == 1 and "sealed for another cache key" in said.out
-    assert archive.opened(str(tmp_path / "merged.safecache")).groups == ()
+    assert archive.open_pack(str(tmp_path / "merged.safecache")).groups == ()
 
 
 def test_nor_taken_by_a_lookup(swapped, tmp_path, settings, caplog):

@@ -52,7 +52,7 @@ def test_what_is_not_here_is_taken_from_a_pack(use, pack, tmp_path):
     there, before = tmp_path / "there", pack.read_bytes()
     # Wherever Triton keeps its kernels now.
     assert everything(there, tmp_path / "triton") == [True] * 4
-    assert events.counters()[Count.PACK_HIT.value] == 4
+    assert events.read_counters()[Count.PACK_HIT.value] == 4
     assert (tmp_path / "triton" / filled.KERNEL / "k.cubin").read_bytes() == b"a cubin"
     assert bundles.read_verified_files(Ref(Kind.FX_ENTRY, filled.GRAPH, str(there)))
     assert pack.read_bytes() == before
@@ -74,7 +74,7 @@ def test_the_first_pack_that_has_it_serves(use, pack, cache, run, tmp_path):
 
 
 def test_a_group_that_was_changed_is_not_used_and_the_rest_is(use, pack, caplog, tmp_path):
-    found = archive.opened(str(pack))
+    found = archive.open_pack(str(pack))
     (graph,) = [group for group in found.groups if group.ref.key == filled.GRAPH]
     begin = len(forged.frames(pack.read_bytes())[0]) + graph.at
     pack.write_bytes(flipped(pack.read_bytes(), (begin + graph.stored // 2) * 8))
@@ -119,14 +119,14 @@ def test_strict_mode_raises(use, pack, tmp_path):
 
 
 def test_threads_that_look_up_at_once_open_a_pack_once(use, pack, tmp_path, monkeypatch):
-    is_asked, may_open, stock = threading.Event(), threading.Event(), archive.opened
+    is_asked, may_open, stock = threading.Event(), threading.Event(), archive.open_pack
 
     def open_late(path):
         is_asked.set()
         assert may_open.wait(60)
         return stock(path)
 
-    monkeypatch.setattr(archive, "opened", open_late)
+    monkeypatch.setattr(archive, "open_pack", open_late)
     use(pack)
     kinds = {Kind.FX_ENTRY: filled.GRAPH, Kind.KERNEL: filled.KERNEL}
     with ThreadPoolExecutor() as threads:
@@ -179,7 +179,7 @@ ERRORS += [MemoryError(), RecursionError("too deep")]
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
-@pytest.mark.parametrize("name", ["opened", "Pack.read"])
+@pytest.mark.parametrize("name", ["open_pack", "Pack.read"])
 def test_whatever_fails_in_a_pack_is_said_once_and_compiled(use, pack, tmp_path, monkeypatch, caplog, name, error):
     def fail(*_):
         raise error

@@ -67,11 +67,11 @@ EXPECTED = {
 
 @pytest.mark.parametrize("target", EXPECTED, ids=lambda target: target.__name__)
 def test_signature_is_names_in_order_with_marks_for_defaults_and_keywords(target):
-    assert patching.signature_of(target) == EXPECTED[target]
+    assert patching.format_signature(target) == EXPECTED[target]
 
 
 @pytest.mark.parametrize("target", [plain, without_rest, nothing, annotated, Class.method, Class.static])
 def test_signature_of_a_plain_function_is_what_inspect_says(target, monkeypatch):
-    fast = patching.signature_of(target)
+    fast = patching.format_signature(target)
     monkeypatch.setattr(patching.types, "FunctionType", type(None))
-    assert patching.signature_of(target) == fast
+    assert patching.format_signature(target) == fast

@@ -12,7 +12,7 @@ def run_program(*, added=1, factor=3, is_all=False, is_repeated=False):
     import torch
 
     import safecache
-    from safecache.omitted import operators
+    from safecache.fingerprints import operators
 
     def shifted(x):
         return torch.ops.verified.shifted(x) * factor
@@ -23,7 +23,7 @@ def run_program(*, added=1, factor=3, is_all=False, is_repeated=False):
     with torch.library._scoped_library("verified", "DEF") as library:
         library.define("shifted(Tensor x) -> Tensor")
         # As if that was before safecache was imported, which then does not know what it is made of.
-        with mock.patch.object(operators, "registered"):
+        with mock.patch.object(operators, "note_registration"):
             library.impl("shifted", lambda x: x + added, "CompositeImplicitAutograd")
         with torch.no_grad():
             value = torch.compile(shifted)(torch.ones(3))[0].item()
@@ -62,7 +62,7 @@ def seal_for_another(wrong, right):
     for path in (wrong, right):
         with open(path, "rb") as file:
             contents.append(file.read())
-    payload, facts = seal.payload_of(contents[0]), seal.stated_provenance(contents[1])
+    payload, facts = seal.strip_unverified(contents[0]), seal.stated_provenance(contents[1])
     key = os.path.basename(os.path.dirname(right))
     with open(right, "wb") as file:
         file.write(seal.attach(payload, Kind.AOT_ENTRY, key, keyring.current().signing, facts))

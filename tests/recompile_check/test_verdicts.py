@@ -16,7 +16,7 @@ from helpers.caches import key
 from helpers.listed import entry
 
 from safecache import recompile_check, session
-from safecache.files import folders
+from safecache.fs import folders
 from safecache.history import run_summary
 from safecache.places.refs import Ref
 from safecache.ports import Found
@@ -71,7 +71,7 @@ def test_both_are_kept_and_the_entry_is_set_aside_but_not_twice(cache, hit, capl
     assert recompile_check.report_difference(hit, b"made", DIFFERENCES) == ""
     assert os.path.exists(hit.origin) and aside(cache) == [moved]
     assert "It has differed before, and is left" in caplog.messages[-1]
-    assert events.counters() == {"recompile differs": 2, "quarantined": 1}
+    assert events.read_counters() == {"recompile differs": 2, "quarantined": 1}
     assert [each.levelname for each in caplog.records] == ["WARNING", "DEBUG"], "said once"
 
 
@@ -98,7 +98,7 @@ def test_what_is_kept_is_told_though_no_room_can_be_made(hit, monkeypatch):
     def names(folder):
         raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr(folders.Folder, "names", names)
+    monkeypatch.setattr(folders.Folder, "list_names", names)
     place = recompile_check.report_difference(hit, b"made", DIFFERENCES)
     assert len(os.listdir(place)) == 5
 
@@ -106,13 +106,13 @@ def test_what_is_kept_is_told_though_no_room_can_be_made(hit, monkeypatch):
 @pytest.mark.parametrize("planted", ["nothing", "a file", "other key's", "unsealed"])
 def test_what_others_have_left_keeps_no_entry(cache, hit, planted):
     """As an empty file, or what this user has kept of another key."""
-    place = cache.root / ".safecache" / "differences" / recompile_check._name((hit.ref.kind, hit.ref.key))
+    place = cache.root / ".safecache" / "differences" / recompile_check._name_pair((hit.ref.kind, hit.ref.key))
     if planted == "a file":
         place.parent.mkdir(parents=True)
         place.write_bytes(b"")
     elif planted == "other key's":
-        recompile_check.keep(str(cache.root), (Kind.FX_ENTRY, "other"), b"a", b"b", "", {})
-        (place.parent / recompile_check._name((Kind.FX_ENTRY, "other"))).rename(place)
+        recompile_check.keep_pair(str(cache.root), (Kind.FX_ENTRY, "other"), b"a", b"b", "", {})
+        (place.parent / recompile_check._name_pair((Kind.FX_ENTRY, "other"))).rename(place)
     else:
         place.mkdir(parents=True)
         if planted == "unsealed":
@@ -125,7 +125,7 @@ def test_what_others_have_left_keeps_no_entry(cache, hit, planted):
 def test_the_latest_stay(cache):
     root = str(cache.root)
     for number in range(23):
-        place = recompile_check.keep(root, (Kind.FX_ENTRY, key("f", str(number))), b"a", b"b", "", {})
+        place = recompile_check.keep_pair(root, (Kind.FX_ENTRY, key("f", str(number))), b"a", b"b", "", {})
         os.utime(place, (number, number))
     assert [recompile_check.is_kept(root, (Kind.FX_ENTRY, key("f", str(number)))) for number in range(23)] == (
         [False] * 3 + [True] * 20
@@ -137,7 +137,7 @@ def test_what_another_process_has_saved_since_stays(cache, hit, caplog):
     assert recompile_check.report_difference(hit, b"made", DIFFERENCES)
     assert Path(hit.origin).read_bytes() == b"newer" and aside(cache) == []
     assert "It could not be moved away, or was replaced since." in caplog.text
-    assert "quarantined" not in events.counters()
+    assert "quarantined" not in events.read_counters()
 
 
 @pytest.mark.parametrize("has_own", [True, False])
@@ -204,7 +204,7 @@ def test_run_tells_what_was_verified(cache, hit, monkeypatch):
     events.count(Count.RECOMPILED, 2)
     recompile_check.report_difference(hit, b"made", DIFFERENCES)
     recompile_check.report_uncompared("it", "somewhere")
-    history._end()
-    summary = run_summary.summarise(run_summary.read(str(cache.root)), run_summary.LAST)
+    history._end_journal()
+    summary = run_summary.summarise(run_summary.read_unverified(str(cache.root)), run_summary.LAST)
     expected = {"recompile matches": 2, "recompile differs": 1, "not recompiled": 1}
     assert summary.counts.items() >= expected.items()

@@ -177,7 +177,7 @@ def forge(to, pack, tmp_path, monkeypatch):
 
     def make(layer=None, manifest=None):
         if layer is not None:
-            monkeypatch.setattr(oci, "_pieces_of_tar", lambda *_: iter(layer))
+            monkeypatch.setattr(oci, "_split_tar", lambda *_: iter(layer))
         if manifest is not None:
             written = oci._write_blob
             monkeypatch.setattr(
@@ -283,7 +283,7 @@ def test_other_layers(forge, to, change):
 )
 def test_a_manifest_that_is_none(said, to):
     with pytest.raises(RegistryError, match="no pack of safecache"):
-        oci._layer_of(said, to)
+        oci._read_unverified_layer(said, to)
 
 
 def test_a_pack_larger_than_is_allowed_is_not_fetched(to, pack):
@@ -337,14 +337,14 @@ def liar():
 
 
 def manifest_of(layer: bytes, size: int) -> bytes:
-    config = {"mediaType": oci._CONFIG, "digest": oci._digest(b"{}"), "size": 2}
-    described = {"mediaType": oci._LAYER, "digest": oci._digest(layer), "size": size}
-    return oci._json({"schemaVersion": 2, "mediaType": oci._MANIFEST, "config": config, "layers": [described]})
+    config = {"mediaType": oci._CONFIG, "digest": oci._digest_content(b"{}"), "size": 2}
+    described = {"mediaType": oci._LAYER, "digest": oci._digest_content(layer), "size": size}
+    return oci._dump_json({"schemaVersion": 2, "mediaType": oci._MANIFEST, "config": config, "layers": [described]})
 
 
 def lie(liar, layer: bytes, size: int, said: list) -> None:
     manifest = manifest_of(layer, size)
-    liar.said |= {"v1": [manifest], oci._digest(manifest): [manifest], oci._digest(layer): said}
+    liar.said |= {"v1": [manifest], oci._digest_content(manifest): [manifest], oci._digest_content(layer): said}
 
 
 def test_another_layer_than_it_has_stated(liar):

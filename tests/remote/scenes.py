@@ -33,7 +33,7 @@ def ask():
     from safecache.remote import tier
     from safecache.reporting.kinds import Kind
 
-    next(tier.candidates(Ref(Kind.FX_ENTRY, "fkey", "/nowhere")), None)
+    next(tier.find_candidates(Ref(Kind.FX_ENTRY, "fkey", "/nowhere")), None)
 
 
 def hand_out_jobs(before, after):

@@ -35,14 +35,14 @@ from safecache.store import entry_files
 
 base, each = sys.argv[1], int(sys.argv[2])
 bundle = Ref(Kind.FX_ENTRY, "f" + "a" * 51, base)
-signing, built = keyring.current().signing, provenance.statement(Kind.FX_ENTRY)
-remote = client.background_client()
-remote.sizes(["begin"])
+signing, built = keyring.current().signing, provenance.make_statement(Kind.FX_ENTRY)
+remote = client.get_background()
+remote.find_sizes(["begin"])
 print("ready", flush=True)
 sys.stdin.readline()
 for number in range(each):
     content = seal.attach(f"{base} {number}".encode(), Kind.FX_ENTRY, "f" + "a" * 51, signing, built)
-    entry_files.publish(bundle.file(layout.entry_name(content)).path, content, base)
+    entry_files.publish(bundle.name_file(layout.name_entry(content)).path, content, base)
     sent = sender.send(remote, bundle)
     assert not sent.why_not, sent
 """
@@ -67,9 +67,9 @@ def add_at_once(tmp_path, hosts=2, **env):
         "import sys\n"
         "from safecache.remote import client, parcels, stores\n"
         "from safecache.reporting.kinds import Kind\n"
-        "name = parcels.remote_object_name(Kind.FX_ENTRY, 'f' + 'a' * 51)\n"
-        "content = client.background_client().read([stores.prefix() + name])[stores.prefix() + name]\n"
-        "print(len(parcels.unpacked(content, name, 1 << 30).files))"
+        "name = parcels.name_object(Kind.FX_ENTRY, 'f' + 'a' * 51)\n"
+        "content = client.get_background().read_unverified([stores.make_prefix() + name])[stores.make_prefix() + name]\n"
+        "print(len(parcels.unpack_unverified(content, name, 1 << 30).files))"
     )
     done = subprocess.run([sys.executable, "-c", count], env=environment, check=True, capture_output=True, text=True)
     return int(done.stdout)
@@ -144,10 +144,10 @@ def add_two(tmp_path):
     for number in range(2):
         bundle = entry_bundle(tmp_path / f"host{number}")
         written(bundle, sealed_entry(b"entry %d" % number))
-        assert sender.send(client.background_client(), bundle).size
+        assert sender.send(client.get_background(), bundle).size
     third = entry_bundle(tmp_path / "third")
     assert bundles.fetch(third)
-    return len(third.names())
+    return len(third.list_names())
 
 
 def test_store_that_knows_no_conditions_is_written_all_the_same(plain, settings, tmp_path, caplog):
@@ -170,7 +170,7 @@ def test_user_with_rights_to_read_and_write_alone(new_redis, settings, tmp_path,
 
 def test_what_others_keep_changing_is_given_up(redis_server, settings, tmp_path, monkeypatch):
     settings(SAFECACHE_REMOTE=redis_server.url, SAFECACHE_REMOTE_TIMEOUT="20")
-    read, tries = client.Client.read, []
+    read, tries = client.Client.read_unverified, []
 
     def changed(self, names):
         """Somebody adds to it each time, just after it was read."""
@@ -179,8 +179,8 @@ def test_what_others_keep_changing_is_given_up(redis_server, settings, tmp_path,
         tries.append(names)
         return found
 
-    monkeypatch.setattr(client.Client, "read", changed)
+    monkeypatch.setattr(client.Client, "read_unverified", changed)
     bundle = entry_bundle(tmp_path)
     written(bundle, sealed_entry())
-    sent = sender.send(client.background_client(), bundle)
+    sent = sender.send(client.get_background(), bundle)
     assert sent.why_not and not sent.is_final and 2 < len(tries) < 100

@@ -59,16 +59,18 @@ def container(tmp_path, monkeypatch):
 
 def test_all_that_is_asked_of_a_store(container, settings):
     settings(SAFECACHE_REMOTE=container, SAFECACHE_REMOTE_TIMEOUT="20")
-    remote = client.background_client()
+    remote = client.get_background()
     remote.write("a/1", b"content" * 100)
-    assert remote.read(["a/1", "a/2"]) == {"a/1": b"content" * 100}
-    assert remote.sizes(["a/1", "a/2"]) == {"a/1": 700} and remote.starts(["a/1", "a/2"], 7) == {"a/1": b"content"}
+    assert remote.read_unverified(["a/1", "a/2"]) == {"a/1": b"content" * 100}
+    assert remote.find_sizes(["a/1", "a/2"]) == {"a/1": 700} and remote.read_unverified_starts(["a/1", "a/2"], 7) == {
+        "a/1": b"content"
+    }
     assert not remote.replace("a/1", b"another", None)
     assert not remote.replace("a/1", b"another", b"content" * 99 + b"CONTENT")
     assert remote.replace("a/1", b"another", b"content" * 100) and remote.replace("a/2", b"new", None)
-    assert sorted((found.name, found.size) for found in remote.names("a/")) == [("a/1", 7), ("a/2", 3)]
+    assert sorted((found.name, found.size) for found in remote.list_names("a/")) == [("a/1", 7), ("a/2", 3)]
     remote.remove("a/1")
-    assert not remote.read(["a/1"])
+    assert not remote.read_unverified(["a/1"])
 
 
 def test_hosts_add_to_one_key(container, settings, tmp_path, caplog):

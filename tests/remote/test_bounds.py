@@ -56,7 +56,7 @@ def endless():
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Endless)
     server.daemon_threads = True
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield stores.connected(f"http://127.0.0.1:{server.server_port}", TERMS)
+    yield stores.make_store(f"http://127.0.0.1:{server.server_port}", TERMS)
     server.shutdown()
     server.server_close()
 
@@ -64,7 +64,7 @@ def endless():
 @pytest.mark.parametrize("ask", ["read", "starts"])
 def test_body_without_end_is_received_no_further(endless, ask):
     began = time.monotonic()
-    found = endless.read(["a"]) if ask == "read" else endless.starts(["a"], 100)
+    found = endless.read_unverified(["a"]) if ask == "read" else endless.read_unverified_starts(["a"], 100)
     assert isinstance(found["a"], Oversized) if ask == "read" else found == {"a": b"x" * 100}
     assert time.monotonic() - began < LIMIT
     # What the buffers of the two ends have, besides: Linux lets each grow to some megabytes.
@@ -106,7 +106,7 @@ def redis_like():
 
     def start(how):
         servers.append(_Redis(how))
-        return stores.connected(servers[-1].url, TERMS)
+        return stores.make_store(servers[-1].url, TERMS)
 
     yield start
     for server in servers:
@@ -125,7 +125,7 @@ def test_answer_that_comes_by_drops_is_not_awaited(redis_like):
     """Each before a connection would be given up."""
     store, began = redis_like(drip), time.monotonic()
     with pytest.raises(Exception, match="no whole answer"):
-        store.read(["a"])
+        store.read_unverified(["a"])
     assert time.monotonic() - began < LIMIT
 
 
@@ -138,7 +138,7 @@ def test_list_of_names_without_end_is_given_up(redis_like, monkeypatch):
         to.write(b"*2\r\n$%d\r\n%s\r\n*0\r\n" % (len(cursor), cursor))
 
     with pytest.raises(Exception, match="has no end"):
-        list(redis_like(scan).names("safecache/"))
+        list(redis_like(scan).list_names("safecache/"))
 
 
 def test_more_names_than_there_can_be_are_given_up(redis_like, monkeypatch, settings):
@@ -153,9 +153,9 @@ def test_more_names_than_there_can_be_are_given_up(redis_like, monkeypatch, sett
             to.write(b":1\r\n")
 
     store = redis_like(scan)
-    remote = client.client_for_url("redis://x", "test", lambda _: store)
+    remote = client.get_client("redis://x", "test", lambda _: store)
     with pytest.raises(client.Unavailable):
-        list(remote.names("safecache/"))
+        list(remote.list_names("safecache/"))
 
 
 def test_remote_that_refuses_slowly_is_left_alone(settings, monkeypatch, tmp_path):
@@ -167,7 +167,7 @@ def test_remote_that_refuses_slowly_is_left_alone(settings, monkeypatch, tmp_pat
     class Slow:
         survives_fork = True
 
-        def read(self, names):
+        def read_unverified(self, names):
             asked.extend(names)
             time.sleep(0.4)
             return dict.fromkeys(names, b"forged")
@@ -175,23 +175,23 @@ def test_remote_that_refuses_slowly_is_left_alone(settings, monkeypatch, tmp_pat
         def close(self):
             pass
 
-    monkeypatch.setattr(stores, "connected", lambda *_: Slow())
+    monkeypatch.setattr(stores, "make_store", lambda *_: Slow())
     for number in range(12):
         key = f"f{number:051}"
         assert not bundles.fetch(Ref(Kind.FX_ENTRY, key, str(tmp_path)))
     assert len(asked) <= 4, asked
-    assert waits.remaining(300) < 300
-    assert parcels.kind_of(asked[0].removeprefix(stores.prefix())) is Kind.FX_ENTRY
+    assert waits.get_remaining_seconds(300) < 300
+    assert parcels.parse_kind(asked[0].removeprefix(stores.make_prefix())) is Kind.FX_ENTRY
 
 
 def test_remote_is_read_no_more_once_the_budget_is_spent(settings):
     settings(SAFECACHE_REMOTE="redis://127.0.0.1:1/0", SAFECACHE_SINGLE_FLIGHT_WAIT=10)
     client._state.reset()
-    assert client.current().may_read()
+    assert client.current().can_read()
     waits.charge(10, in_vain=True)
-    assert not client.current().may_read() and client.background_client().may_read()
+    assert not client.current().can_read() and client.get_background().can_read()
     settings(SAFECACHE_SINGLE_FLIGHT_WAIT=0)
-    assert client.current().may_read(), "who waits for no compile reads the remote all the same"
+    assert client.current().can_read(), "who waits for no compile reads the remote all the same"
 
 
 ERRORS = [RuntimeError("it broke"), UnicodeEncodeError("utf-8", "\ud800", 0, 1, "no"), OverflowError("2^80")]
@@ -202,7 +202,11 @@ REF = Ref(Kind.FX_ENTRY, "f" * 52, "/nowhere")
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
 @pytest.mark.parametrize(
     ("name", "call"),
-    [("asked", lambda ref: tier.record_request(Requested(ref))), ("candidates", bundles.fetch), ("send", tier.keep)],
+    [
+        ("record_lookup", lambda ref: tier.record_request(Requested(ref))),
+        ("find_candidates", bundles.fetch),
+        ("send", tier.keep),
+    ],
 )
 def test_whatever_fails_in_the_remote_is_said_once(settings, monkeypatch, caplog, name, call, error):
     def fail(*_, **__):

@@ -16,7 +16,7 @@ import pytest
 from conftest import SOURCE, Answer
 from helpers.together import said
 
-from safecache import flights, session
+from safecache import session, single_flight
 from safecache.places.refs import Ref
 from safecache.remote import client, sender, stores
 from safecache.remote import exchange as remote_leases
@@ -102,7 +102,7 @@ def test_next_host_takes_it_when_it_is_released(remote):
 
 def test_claim_is_renewed_for_as_long_as_it_is_held(remote):
     claim, _ = take()
-    assert take(4.0)[0] is None and waits.remaining(300) < 297
+    assert take(4.0)[0] is None and waits.get_remaining_seconds(300) < 297
     claim.release()
 
 
@@ -134,7 +134,7 @@ def test_host_that_has_died_delays_once(remote):
 def sealed(subject=None, **stated):
     now = {"process": "x", "count": 1, "at": time.time(), "began": time.time()}
     return side_records.seal_record(
-        subject or remote_leases._subject(remote_leases._name(Ref(KIND, KEY))), now | stated
+        subject or remote_leases._make_subject(remote_leases._name_lease(Ref(KIND, KEY))), now | stated
     )
 
 
@@ -152,7 +152,7 @@ FORGED = {
 
 @pytest.mark.parametrize("forge", FORGED.values(), ids=FORGED)
 def test_forged_lease_delays_nobody(remote, forge):
-    remote.set(remote_leases._name(Ref(KIND, KEY)), forge())
+    remote.set(remote_leases._name_lease(Ref(KIND, KEY)), forge())
     claim, waited = take()
     assert claim is not None and waited < waits.UNPROVEN
     claim.release()
@@ -162,10 +162,10 @@ def test_owner_of_the_remote_who_replays_leases_delays_by_the_limit(remote, sett
     """Each of them was recorded just now, and comes again and again under every key."""
     settings(SAFECACHE_SINGLE_FLIGHT_WAIT=3)
     names = [f"f{number}" for number in range(12)]
-    recorded = {remote_leases._name(Ref(KIND, name)): [] for name in names}
+    recorded = {remote_leases._name_lease(Ref(KIND, name)): [] for name in names}
     for full in recorded:
         for number in range(4):
-            recorded[full].append(sealed(remote_leases._subject(full), process=full, count=number + 1))
+            recorded[full].append(sealed(remote_leases._make_subject(full), process=full, count=number + 1))
     stop = threading.Event()
 
     def replay():
@@ -180,12 +180,12 @@ def test_owner_of_the_remote_who_replays_leases_delays_by_the_limit(remote, sett
     try:
         with caplog.at_level(logging.WARNING):
             for name in names:
-                remote_leases.acquire(Ref(KIND, name), waits.remaining(3))
+                remote_leases.acquire(Ref(KIND, name), waits.get_remaining_seconds(3))
     finally:
         stop.set()
         thread.join()
     assert time.monotonic() - began < 3 + 2 * waits.UNPROVEN
-    assert waits.remaining(3) == 0 and caplog.text.count("in vain for other processes") == 1
+    assert waits.get_remaining_seconds(3) == 0 and caplog.text.count("in vain for other processes") == 1
 
 
 def test_claim_that_cannot_be_queued_is_renewed_no_more(remote, monkeypatch):
@@ -207,7 +207,7 @@ def test_process_without_a_key_takes_no_lease(remote, monkeypatch):
 
 
 def test_left_mark_of_an_end_keeps_nobody(remote):
-    remote.set(remote_leases._name(Ref(KIND, KEY)), b"ended")
+    remote.set(remote_leases._name_lease(Ref(KIND, KEY)), b"ended")
     claim, _ = take()
     assert claim is not None
     claim.release()
@@ -217,26 +217,26 @@ def test_failing_remote_is_done_without(failing, settings, root):
     settings(SAFECACHE_REMOTE=f"redis://127.0.0.1:{failing.port}/0", SAFECACHE_REMOTE_TIMEOUT=0.3)
     client._state.reset()
     assert take()[0] is None
-    with flights.compile_scope(KIND, math.inf):
-        assert flights.wait_or_lead(Ref(KIND, KEY, str(root))) is not None
+    with single_flight.compile_scope(KIND, math.inf):
+        assert single_flight.wait_or_lead(Ref(KIND, KEY, str(root))) is not None
 
 
 @pytest.mark.parametrize("variable", ["SAFECACHE_REMOTE_READ_ONLY", "SAFECACHE_SINGLE_FLIGHT"])
 def test_host_that_sends_nothing_takes_none(remote, settings, root, variable):
     settings(**{variable: int(variable.endswith("ONLY"))})
-    with flights.compile_scope(KIND, math.inf):
-        flights.wait_or_lead(Ref(KIND, KEY, str(root)))
+    with single_flight.compile_scope(KIND, math.inf):
+        single_flight.wait_or_lead(Ref(KIND, KEY, str(root)))
     assert not leases(remote)
 
 
 def test_kernels_are_not_worth_a_round_trip(remote, root):
-    with flights.compile_scope(Kind.KERNEL, math.inf):
-        assert flights.wait_or_lead(Ref(Kind.KERNEL, KEY, str(root))) is not None
+    with single_flight.compile_scope(Kind.KERNEL, math.inf):
+        assert single_flight.wait_or_lead(Ref(Kind.KERNEL, KEY, str(root))) is not None
     assert not leases(remote)
 
 
 def test_command_that_lists_the_store_knows_no_leases(remote):
     claim, _ = take()
-    listed = [each.name for each in client.background_client().names(stores.prefix())]
+    listed = [each.name for each in client.get_background().list_names(stores.make_prefix())]
     assert not [name for name in listed if "leases" in name], listed
     claim.release()

@@ -102,9 +102,9 @@ def test_what_an_entry_needs_survives_another_that_joins_it(run, url, cache, tmp
     run("push", cache)
     filled.entry(tmp_path / "other", Kind.AOT_ENTRY, key("a", "graph"), b"with other guards")
     run("push", tmp_path / "other")
-    name = parcels.remote_object_name(Kind.AOT_ENTRY, key("a", "graph"))
-    content = client.background_client().read([stores.prefix() + name])[stores.prefix() + name]
-    found = parcels.unpacked(content, name, 1 << 20)
+    name = parcels.name_object(Kind.AOT_ENTRY, key("a", "graph"))
+    content = client.get_background().read_unverified([stores.make_prefix() + name])[stores.make_prefix() + name]
+    found = parcels.unpack_unverified(content, name, 1 << 20)
     assert found.needs == ((Kind.FX_ENTRY, filled.GRAPH),) and len(found.files) == 2
 
 
@@ -121,21 +121,21 @@ def test_part_of_a_kernel_is_not_sent(run, url, tmp_path, name):
     kernel = filled.kernel(tmp_path / "cache" / "triton" / "0")
     (kernel / name).unlink()
     assert counted(run("push", tmp_path / "cache", "--json"), 1)["refused"] == 1
-    assert not list(client.background_client().names(stores.prefix()))
+    assert not list(client.get_background().list_names(stores.make_prefix()))
 
 
 def test_stock_files_are_not_sent(run, url, tmp_path):
     filled.write(tmp_path / "stock" / "aotautograd" / key("a", "stock") / "entry", b"a pickle of stock torch")
     assert counted(run("push", tmp_path / "stock", "--json"), 1)["refused"] == 1
-    assert not list(client.background_client().names(stores.prefix()))
+    assert not list(client.get_background().list_names(stores.make_prefix()))
 
 
 def test_what_does_not_verify_is_not_written(run, url, cache, tmp_path):
     """Content that was altered, that lies under another name, and that another key has sealed."""
     run("push", cache)
-    remote = client.background_client()
-    names = sorted(each.name for each in remote.names(stores.prefix()))
-    first = remote.read(names)
+    remote = client.get_background()
+    names = sorted(each.name for each in remote.list_names(stores.make_prefix()))
+    first = remote.read_unverified(names)
     altered = bytearray(first[names[0]])
     altered[len(altered) // 2] ^= 1
     remote.write(names[0], bytes(altered))
@@ -143,7 +143,7 @@ def test_what_does_not_verify_is_not_written(run, url, cache, tmp_path):
     said = told(run("pull", tmp_path / "there", "--json"), 1)
     assert (said["copied"], said["refused"]) == (filled.BUNDLES - 2, 2)
     refused = {problem["name"] for problem in said["problems"]}
-    assert refused == {f"inductor:{name.removeprefix(stores.prefix()).partition('@')[0]}" for name in names[:2]}
+    assert refused == {f"inductor:{name.removeprefix(stores.make_prefix()).partition('@')[0]}" for name in names[:2]}
 
 
 def test_of_a_stranger_nothing_is_written(run, url, cache, tmp_path, settings):
@@ -158,10 +158,10 @@ def test_of_a_stranger_nothing_is_written(run, url, cache, tmp_path, settings):
 
 def sealed_as(kind: Kind, cache_key: str, content: bytes, key: str) -> None:
     """Have the remote hold a parcel by our own key: one that a trusted builder was made to seal."""
-    name = parcels.remote_object_name(kind, cache_key)
-    remote = client.background_client()
+    name = parcels.name_object(kind, cache_key)
+    remote = client.get_background()
     parcel = parcels.Parcel(Ref(kind, key, "inductor"), (File("entry", content, None),))
-    remote.write(stores.prefix() + name, parcels.encode_object(parcel, name))
+    remote.write(stores.make_prefix() + name, parcels.encode_object(parcel, name))
 
 
 @pytest.mark.parametrize("said", ["../../victim", "/victim", "ab/../../victim", "..", ""])
@@ -187,8 +187,8 @@ def test_a_parcel_of_ours_with_what_does_not_verify_is_refused(run, url, tmp_pat
 
 def test_other_builds_are_left_there(run, url, cache, tmp_path, monkeypatch):
     run("push", cache)
-    stock = parcels.provenance.build_of
-    monkeypatch.setattr(parcels.provenance, "build_of", lambda kind: f"{stock(kind)[:-1]}_")
+    stock = parcels.provenance.digest_build
+    monkeypatch.setattr(parcels.provenance, "digest_build", lambda kind: f"{stock(kind)[:-1]}_")
     said = told(run("pull", tmp_path / "there", "--json"))
     assert (said["copied"], said["other_builds"]) == (0, filled.BUNDLES)
 
@@ -196,7 +196,7 @@ def test_other_builds_are_left_there(run, url, cache, tmp_path, monkeypatch):
 def test_what_vllm_alone_looks_up_is_left_there_and_is_of_no_other_build(run, url, cache, tmp_path):
     model = Ref(Kind.AOT_FUNCTION, "torch_aot_compile/0/rank_0_0/model", str(tmp_path))
     filled.sealed(tmp_path / model.key, Kind.AOT_FUNCTION, "", b"compiled")
-    assert sender.send(client.background_client(), model).size
+    assert sender.send(client.get_background(), model).size
     said = told(run("pull", tmp_path / "there", "--json"))
     assert (said["copied"], said["refused"], said["other_builds"]) == (0, 0, 0)
 
@@ -297,7 +297,7 @@ def test_too_large_to_be_fetched(run, url, cache, tmp_path, settings):
 
 def test_keys_that_are_hashed_in_names_come_back(run, url, cache, tmp_path):
     run("push", cache)
-    names = [each.name for each in client.background_client().names(stores.prefix())]
+    names = [each.name for each in client.get_background().list_names(stores.make_prefix())]
     assert any("pgo_state/~" in name for name in names)
     run("pull", tmp_path / "there")
     assert (tmp_path / "there" / "dynamo" / "code_state_job_train_7.pkl").exists()
@@ -305,7 +305,7 @@ def test_keys_that_are_hashed_in_names_come_back(run, url, cache, tmp_path):
 
 def test_what_the_remote_holds(run, url, cache, settings):
     run("push", cache)
-    client.background_client().write(f"{stores.prefix()}unknown", b"1234")
+    client.get_background().write(f"{stores.make_prefix()}unknown", b"1234")
     said = told(run("du", "--remote", "--json"))
     kinds = said["kinds"]
     assert kinds["FX graph entries"]["groups"] == kinds["profile of dynamic shapes"]["of_this_build"] == 1
@@ -419,8 +419,8 @@ GARBAGE = {
 @pytest.mark.parametrize("content", GARBAGE.values(), ids=GARBAGE)
 def test_garbage_in_the_remote_is_refused_or_replaced(run, url, cache, tmp_path, content):
     run("push", cache)
-    remote = client.background_client()
-    names = [each.name for each in remote.names(stores.prefix())]
+    remote = client.get_background()
+    names = [each.name for each in remote.list_names(stores.make_prefix())]
     for name in names:
         remote.write(name, content)
     said = told(run("pull", tmp_path / "there", "--json"), 1)

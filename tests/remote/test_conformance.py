@@ -25,10 +25,10 @@ class Stored(MutableMapping):
     """What a store has under our names."""
 
     def __init__(self, url):
-        self.store = stores.connected(url, Terms(20, 20, 1 << 30))
+        self.store = stores.make_store(url, Terms(20, 20, 1 << 30))
 
     def __getitem__(self, name):
-        return self.store.read([name])[name]
+        return self.store.read_unverified([name])[name]
 
     def __setitem__(self, name, content):
         self.store.write(name, content) if content else self.store.remove(name)
@@ -37,7 +37,7 @@ class Stored(MutableMapping):
         self.store.remove(name)
 
     def __iter__(self):
-        return iter(sorted(each.name for each in self.store.names(stores.prefix())))
+        return iter(sorted(each.name for each in self.store.list_names(stores.make_prefix())))
 
     def __len__(self):
         return sum(1 for _ in self)
@@ -58,11 +58,11 @@ class RemoteTests(TierTests):
             assert sender.flush(60) == 0
 
         def source():
-            return Remote(client.background_client())
+            return Remote(client.get_background())
 
         def forget(ref):
             """As the command gc does."""
-            remote, name = client.background_client(), parcels.remote_object_name(ref.kind, ref.key)
+            remote, name = client.get_background(), parcels.name_object(ref.kind, ref.key)
             going = [each for each in copies.list_remote(remote) if each.stored.name.endswith(name)]
             return bool(going) and not copies.remove_held(remote, going)
 

@@ -21,7 +21,7 @@ def root(tmp_path):
 
 @pytest.fixture
 def store(root):
-    return stores.connected(f"file://{root}", Terms(1.0, 1.0, 1000))
+    return stores.make_store(f"file://{root}", Terms(1.0, 1.0, 1000))
 
 
 def outside(tmp_path):
@@ -35,24 +35,24 @@ def outside(tmp_path):
 
 def test_contents_are_kept_and_listed(store, root):
     assert isinstance(store, directory_store.DirectoryStore)
-    assert store.read([NAME]) == {} == store.sizes([NAME])
+    assert store.read_unverified([NAME]) == {} == store.find_sizes([NAME])
     store.write(NAME, b"content")
-    assert store.read([NAME]) == {NAME: b"content"} and store.sizes([NAME]) == {NAME: 7}
-    assert store.starts([NAME], 3) == {NAME: b"con"}
-    (listed,) = store.names("safecache/2/default/")
+    assert store.read_unverified([NAME]) == {NAME: b"content"} and store.find_sizes([NAME]) == {NAME: 7}
+    assert store.read_unverified_starts([NAME], 3) == {NAME: b"con"}
+    (listed,) = store.list_names("safecache/2/default/")
     assert (listed.name, listed.size) == (NAME, 7) and listed.modified == (root / NAME).stat().st_mtime
     store.write(NAME, bytes(1001))
-    assert store.read([NAME]) == {NAME: Oversized(1001)}
+    assert store.read_unverified([NAME]) == {NAME: Oversized(1001)}
     store.remove(NAME)
     store.remove(NAME)
-    assert store.read([NAME]) == {} and not list(store.names(""))
+    assert store.read_unverified([NAME]) == {} and not list(store.list_names(""))
 
 
 def test_content_is_replaced_if_it_is_the_one_that_is_known(store):
     assert store.replace(NAME, b"one", None) and not store.replace(NAME, b"two", None)
-    assert not store.replace(NAME, b"two", b"another") and store.read([NAME]) == {NAME: b"one"}
-    assert store.replace(NAME, b"two", b"one") and store.read([NAME]) == {NAME: b"two"}
-    assert [each.name for each in store.names("")] == [NAME], "no draft is left"
+    assert not store.replace(NAME, b"two", b"another") and store.read_unverified([NAME]) == {NAME: b"one"}
+    assert store.replace(NAME, b"two", b"one") and store.read_unverified([NAME]) == {NAME: b"two"}
+    assert [each.name for each in store.list_names("")] == [NAME], "no draft is left"
 
 
 @pytest.mark.parametrize("at", ["safecache", "safecache/2/default", "safecache/2/default/fx_graph"])
@@ -62,8 +62,8 @@ def test_link_below_the_store_is_not_followed(store, root, tmp_path, at):
     place.parent.mkdir(parents=True, exist_ok=True)
     place.symlink_to(home)
     name = f"{at}/id_ed25519"
-    assert store.read([name]) == {} == store.sizes([name]) == store.starts([name], 4)
-    assert not list(store.names("")) and not list(store.names(at + "/"))
+    assert store.read_unverified([name]) == {} == store.find_sizes([name]) == store.read_unverified_starts([name], 4)
+    assert not list(store.list_names("")) and not list(store.list_names(at + "/"))
     for change in (store.write, lambda name, content: store.replace(name, content, None)):
         with pytest.raises(OSError):
             change(f"{at}/autostart", b"evil")
@@ -85,8 +85,8 @@ def test_what_is_no_file_is_lacking(store, root, tmp_path, make):
         path.mkdir()
     else:
         os.mknod(path, 0o140666)
-    assert store.read([NAME]) == {} == store.sizes([NAME])
-    assert not list(store.names(""))
+    assert store.read_unverified([NAME]) == {} == store.find_sizes([NAME])
+    assert not list(store.list_names(""))
     assert not store.replace(NAME, b"new", None) and not store.replace(NAME, b"new", b"mine")
     assert (home / "id_ed25519").read_text() == "mine"
 
@@ -95,7 +95,7 @@ def test_what_is_no_file_is_lacking(store, root, tmp_path, make):
     "name", ["../outside", "/etc/passwd", "a//b", "a/./b", "a/../../b", ".hidden", "a/.b", "", "a/\0"]
 )
 def test_name_that_leads_elsewhere_is_none(store, name):
-    for ask in (lambda: store.read([name]), lambda: store.write(name, b""), lambda: store.remove(name)):
+    for ask in (lambda: store.read_unverified([name]), lambda: store.write(name, b""), lambda: store.remove(name)):
         with pytest.raises(ValueError):
             ask()
 
@@ -103,7 +103,7 @@ def test_name_that_leads_elsewhere_is_none(store, name):
 @pytest.mark.parametrize("url", ["file://host/path", "file://", "file:relative"])
 def test_url_of_another_host_is_refused(url):
     with pytest.raises(ValueError):
-        stores.connected(url, Terms(1.0, 1.0, 1000)).write("a", b"")
+        stores.make_store(url, Terms(1.0, 1.0, 1000)).write("a", b"")
 
 
 OURS = [f"fx_graph/{'f' * 20}@0123456789ab", f"kernel/~{'0' * 64}@0123456789ab", "native_code/ab/cd.so@b"]
@@ -135,4 +135,4 @@ def test_only_names_of_ours_are_removed(store, root):
 
 class _Remote:
     def __init__(self, store) -> None:
-        self.names = store.names
+        self.list_names = store.list_names

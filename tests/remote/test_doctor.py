@@ -85,8 +85,8 @@ def test_host_without_a_key(url, run, tmp_path, settings):
 
 def test_what_somebody_has_put_there(url, run, tmp_path):
     run("push", filled.fill(tmp_path / "cache"))
-    there = client.background_client()
-    for each in list(there.names(stores.prefix())):
+    there = client.get_background()
+    for each in list(there.list_names(stores.make_prefix())):
         there.write(each.name, b"no parcel")
     found = findings()["remote-refused"]
     assert "7 of 7" in found.evidence and "no seal" in found.evidence
@@ -96,7 +96,7 @@ def test_remote_that_may_not_be_listed(url, monkeypatch):
     def refuse(store, below):
         raise OSError("no right to list")
 
-    monkeypatch.setattr(redis_store.RedisStore, "names", refuse)
+    monkeypatch.setattr(redis_store.RedisStore, "list_names", refuse)
     found = findings()["remote-not-listed"]
     assert found.severity == "info" and "no right to list" in found.evidence
 
@@ -174,20 +174,20 @@ def test_without_tls_to_another_host(settings, monkeypatch, password, severity):
     def refused(url, terms):
         raise OSError("somewhere else")
 
-    monkeypatch.setattr(stores, "connected", refused)
+    monkeypatch.setattr(stores, "make_store", refused)
     found = findings()["remote-without-tls"]
     assert found.severity == severity and "s3cret" not in str(found)
 
 
 def test_clock_that_is_wrong(url, monkeypatch):
-    monkeypatch.setattr(redis_store.RedisStore, "clock", lambda store: time.time() + 300)
+    monkeypatch.setattr(redis_store.RedisStore, "read_clock", lambda store: time.time() + 300)
     assert "300 s ahead of" in findings()["remote-clock"].evidence
 
 
 def test_clock_that_what_was_written_tells(settings, tmp_path, monkeypatch):
-    stock = directory_store.DirectoryStore.names
+    stock = directory_store.DirectoryStore.list_names
     names = lambda store, below: (each._replace(modified=each.modified - 300) for each in stock(store, below))  # noqa: E731
-    monkeypatch.setattr(directory_store.DirectoryStore, "names", names)
+    monkeypatch.setattr(directory_store.DirectoryStore, "list_names", names)
     settings(SAFECACHE_REMOTE=f"file://{tmp_path}")
     keyring.current()
     assert "300 s behind" in findings()["remote-clock"].evidence
@@ -195,7 +195,7 @@ def test_clock_that_what_was_written_tells(settings, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(("seconds", "code"), [(0.3, "remote-slow"), (1.5, "remote-too-slow")])
 def test_slow_answers(url, monkeypatch, seconds, code):
-    monkeypatch.setattr(contents, "_times", lambda store: (2 * seconds, seconds))
+    monkeypatch.setattr(contents, "_measure_times", lambda store: (2 * seconds, seconds))
     found = findings()[code]
     assert f"{1000 * seconds:.1f} ms" in found.evidence
 

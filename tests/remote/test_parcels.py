@@ -12,7 +12,7 @@ import pytest
 from helpers.caches import key
 from helpers.sealed import flipped
 
-from safecache.files import ownership
+from safecache.fs import ownership
 from safecache.places import layout
 from safecache.places.layout import CodeFile
 from safecache.places.refs import Ref
@@ -32,7 +32,7 @@ MOST = 1 << 20
 
 def sealed_entry(payload=b"payload", kind=Kind.FX_ENTRY, key=KEY, signing=None):
     signing = signing or keyring.current().signing
-    return seal.attach(payload, kind, key, signing, provenance.statement(kind))
+    return seal.attach(payload, kind, key, signing, provenance.make_statement(kind))
 
 
 def entry_bundle(tmp_path, kind=Kind.FX_ENTRY, key=KEY):
@@ -41,7 +41,7 @@ def entry_bundle(tmp_path, kind=Kind.FX_ENTRY, key=KEY):
 
 
 def entry_file(content):
-    return File(layout.entry_name(content), content, None)
+    return File(layout.name_entry(content), content, None)
 
 
 def kernel_bundle(tmp_path):
@@ -51,7 +51,7 @@ def kernel_bundle(tmp_path):
 
 def kernels(tmp_path):
     """A kernel in Triton's cache, as safecache writes it."""
-    from safecache.code import triton_files
+    from safecache.built_code import triton_files
 
     bundle = kernel_bundle(tmp_path)
     paths = {}
@@ -63,11 +63,11 @@ def kernels(tmp_path):
 
 def packed(files, bundle, needs=()):
     parcel = Parcel(wire.place_in_frame(bundle), tuple(files), needs)
-    return parcels.encode_object(parcel, parcels.remote_object_name(bundle.kind, bundle.key))
+    return parcels.encode_object(parcel, parcels.name_object(bundle.kind, bundle.key))
 
 
 def opened(content, bundle, most=MOST):
-    return parcels.decode_object(content, parcels.remote_object_name(bundle.kind, bundle.key), bundle, most)
+    return parcels.decode_object(content, parcels.name_object(bundle.kind, bundle.key), bundle, most)
 
 
 def test_what_is_packed_comes_out_and_is_always_the_same(tmp_path):
@@ -108,8 +108,8 @@ def test_parcel_of_another_name_kind_or_namespace_is_refused(tmp_path, settings)
 
 def test_parcel_of_a_stranger_is_refused_unread(tmp_path, monkeypatch):
     bundle = entry_bundle(tmp_path)
-    name, stranger = parcels.remote_object_name(bundle.kind, bundle.key), Key.derive(b"s" * 32)
-    payload = seal.payload_of(packed([entry_file(sealed_entry())], bundle))
+    name, stranger = parcels.name_object(bundle.kind, bundle.key), Key.derive(b"s" * 32)
+    payload = seal.strip_unverified(packed([entry_file(sealed_entry())], bundle))
     content = seal.attach(payload, Kind.PARCEL, name, stranger, {})
     monkeypatch.setattr(wire, "decompress", lambda *_: pytest.fail("it was unpacked"))
     assert opened(content, bundle).reason is Reason.UNKNOWN_KEY
@@ -120,7 +120,7 @@ def by_a_trusted_fool(bundle, header, body):
     """A parcel that a key which we trust has sealed, whatever it says."""
     written = json.dumps(header).encode() if not isinstance(header, bytes) else header
     payload = struct.pack("<I", len(written)) + written + body
-    name = parcels.remote_object_name(bundle.kind, bundle.key)
+    name = parcels.name_object(bundle.kind, bundle.key)
     return seal.attach(payload, Kind.PARCEL, name, keyring.current().signing, {})
 
 
@@ -204,19 +204,20 @@ def test_names_that_lead_elsewhere_are_refused(tmp_path, name):
 def test_file_of_another_key_is_refused_though_it_verifies(tmp_path):
     other = CodeFile(str(tmp_path / "ab" / "other.so"), str(tmp_path))
     gate.attest_file(other, b"code")
-    file = File("other.so", b"code", manifests.read_record_bytes(other))
-    assert bundles.bundle_refusal([file], Ref(Kind.NATIVE_CODE, "ab/other.so", str(tmp_path))) is None
-    assert bundles.bundle_refusal([file], Ref(Kind.NATIVE_CODE, "ab/c.so", str(tmp_path))).reason is Reason.UNSAFE_NAME
+    file = File("other.so", b"code", manifests.read_unverified_record(other))
+    assert bundles.judge_bundle([file], Ref(Kind.NATIVE_CODE, "ab/other.so", str(tmp_path))) is None
+    assert bundles.judge_bundle([file], Ref(Kind.NATIVE_CODE, "ab/c.so", str(tmp_path))).reason is Reason.UNSAFE_NAME
 
 
 def test_private_cache_vouches_for_nothing_that_comes_from_elsewhere(tmp_path, settings):
     settings(SAFECACHE_TRUST="private")
     for bundle in (Ref(Kind.NATIVE_CODE, "ab/c.so", str(tmp_path)), entry_bundle(tmp_path)):
-        file = File("c.so" if bundle.is_file else layout.entry_name(b"code"), b"code", None)
+        file = File("c.so" if bundle.is_file else layout.name_entry(b"code"), b"code", None)
         assert (
-            bundles.publish([file], bundle, "a test") and ownership.why_not_private(bundle.file(file.name).path) is None
+            bundles.publish([file], bundle, "a test")
+            and ownership.find_exposure(bundle.name_file(file.name).path) is None
         )
-        assert bundles.bundle_refusal([file], bundle).reason is Reason.UNSEALED
+        assert bundles.judge_bundle([file], bundle).reason is Reason.UNSEALED
 
 
 def test_each_file_is_verified_by_itself(tmp_path):
@@ -248,11 +249,11 @@ def test_kernel_whose_file_or_record_was_exchanged_is_refused(tmp_path):
 
 def test_only_what_verifies_is_collected(tmp_path):
     bundle = kernels(tmp_path)
-    with open(bundle.file("planted.so").path, "wb") as file:
+    with open(bundle.name_file("planted.so").path, "wb") as file:
         file.write(b"nobody has sealed this")
     whole = ["kernel.cubin", "kernel.json", "__grp__kernel.json"]
     assert [file.name for file in bundles.read_verified_files(bundle)] == whole
-    with open(bundle.file("kernel.cubin").path, "ab") as file:
+    with open(bundle.name_file("kernel.cubin").path, "ab") as file:
         file.write(b"more")
     # A part of it would be of no use to anybody, and in the way of the whole.
     assert bundles.read_verified_files(bundle) == ()
@@ -274,14 +275,14 @@ def test_autotuning_result_is_compared_in_one_spelling(tmp_path):
 
 
 def test_name_tells_builds_and_strange_keys_apart(monkeypatch):
-    name = parcels.remote_object_name(Kind.FX_ENTRY, KEY)
+    name = parcels.name_object(Kind.FX_ENTRY, KEY)
     assert name.startswith(f"fx_graph/{KEY}@") and parcels.is_of_this_build(name, Kind.FX_ENTRY)
     for strange in ("../up", "/root", "a//b", "a@b", "x" * 300, "", "a\nb", "ü"):
-        hashed = parcels.remote_object_name(Kind.PGO_STATE, strange)
-        assert hashlib.sha256(strange.encode()).hexdigest() in hashed and parcels.kind_of(hashed) is Kind.PGO_STATE
+        hashed = parcels.name_object(Kind.PGO_STATE, strange)
+        assert hashlib.sha256(strange.encode()).hexdigest() in hashed and parcels.parse_kind(hashed) is Kind.PGO_STATE
     here = provenance.describe()
     monkeypatch.setattr(provenance, "describe", lambda: here | {"torch": "2.10.0"})
-    assert parcels.remote_object_name(Kind.FX_ENTRY, KEY) != name and not parcels.is_of_this_build(name, Kind.FX_ENTRY)
+    assert parcels.name_object(Kind.FX_ENTRY, KEY) != name and not parcels.is_of_this_build(name, Kind.FX_ENTRY)
 
 
 def test_kernel_that_lacks_a_file_of_its_list_is_refused(tmp_path):

@@ -36,7 +36,7 @@ def written(bundle, *contents):
     from safecache.store import entry_files
 
     for content in contents:
-        entry_files.publish(bundle.file(layout.entry_name(content)).path, content, bundle.root)
+        entry_files.publish(bundle.name_file(layout.name_entry(content)).path, content, bundle.root)
 
 
 def there(redis_server):
@@ -53,8 +53,8 @@ def test_entry_is_sent_with_all_that_was_asked_for_since(remote, tmp_path):
     tier.keep(entry)
     assert sender.flush(20) == 0
     assert there(remote) == {entry.key, kernel.key}
-    name = parcels.remote_object_name(entry.kind, entry.key)
-    found = parcels.decode_object(remote.client().get(stores.prefix() + name), name, entry, 1 << 20)
+    name = parcels.name_object(entry.kind, entry.key)
+    found = parcels.decode_object(remote.client().get(stores.make_prefix() + name), name, entry, 1 << 20)
     assert found.needs == ((Kind.KERNEL, kernel.key),)
 
 
@@ -64,13 +64,15 @@ def test_what_is_needed_comes_in_one_go_with_who_needs_it(remote, tmp_path, monk
     shutil.rmtree(tmp_path / "cache")
     shutil.rmtree(tmp_path / "triton")
     requests = []
-    read = client.Client.read
-    monkeypatch.setattr(client.Client, "read", lambda self, names: requests.append(list(names)) or read(self, names))
+    read = client.Client.read_unverified
+    monkeypatch.setattr(
+        client.Client, "read_unverified", lambda self, names: requests.append(list(names)) or read(self, names)
+    )
     entry, kernel = entry_bundle(tmp_path), Ref(Kind.KERNEL, "K" * 52, str(tmp_path / "triton"))
     assert bundles.fetch(entry)
     assert bundles.fetch(kernel)
     assert len(requests) == 2, "the entry, and then all that it needs"
-    assert sorted(kernel.names()) == ["__grp__kernel.json", "kernel.cubin", "kernel.json"]
+    assert sorted(kernel.list_names()) == ["__grp__kernel.json", "kernel.cubin", "kernel.json"]
     # What is not there is asked for once.
     for _ in range(3):
         assert not bundles.fetch(Ref(Kind.FX_ENTRY, "gabsent", entry.root))
@@ -88,7 +90,7 @@ def test_what_is_needed_and_not_there_is_counted_and_asked_for_once(remote, tmp_
     entry = entry_bundle(tmp_path)
     assert bundles.fetch(entry)
     assert not bundles.fetch(Ref(Kind.KERNEL, "K" * 52, str(tmp_path / "triton")))
-    counted = events.counters()
+    counted = events.read_counters()
     assert counted[Count.REMOTE_MISS.value] == 1 and counted[Count.REMOTE_ASKED.value] == 2, counted
 
 
@@ -121,7 +123,7 @@ def test_two_hosts_entries_for_one_key_are_joined(remote, tmp_path):
     third = entry_bundle(tmp_path / "three")
     exchange._state.reset()
     assert bundles.fetch(third)
-    assert len(third.names()) == 2
+    assert len(third.list_names()) == 2
 
 
 def test_queue_that_is_full_holds_nobody_up(settings, tmp_path, monkeypatch):
@@ -132,7 +134,7 @@ def test_queue_that_is_full_holds_nobody_up(settings, tmp_path, monkeypatch):
     for number in range(50):
         sender.enqueue(entry_bundle(tmp_path, key=f"f{number}"))
     assert sender.flush(30) >= 40
-    assert events.counters()["not sent to remote"] >= 40
+    assert events.read_counters()["not sent to remote"] >= 40
     server.close()
 
 
@@ -142,7 +144,7 @@ def test_what_is_too_large_is_no_business_of_push(remote, settings, tmp_path, ca
     written(bundle, sealed_entry(os.urandom(10_000)))
     tier.keep(bundle)
     assert sender.flush(20) == 0 and not there(remote)
-    assert events.counters()["not sent to remote"] == 1
+    assert events.read_counters()["not sent to remote"] == 1
     assert "larger than max_bytes of the remote" in caplog.text and "push" not in caplog.text
 
 
@@ -216,9 +218,9 @@ def test_fork_goes_on_with_redis_and_without_what_does_not_survive_one(remote, s
         "import os\n"
         "from safecache.remote import client\n"
         "remote = client.current()\n"
-        "remote.sizes(['a'])\n"
+        "remote.find_sizes(['a'])\n"
         "if os.fork() == 0:\n"
-        "    try: os._exit(0 if remote.sizes(['a']) == {{}} else 1)\n"
+        "    try: os._exit(0 if remote.find_sizes(['a']) == {{}} else 1)\n"
         "    except client.Unavailable: os._exit(7)\n"
         "print(os.waitstatus_to_exitcode(os.wait()[1]))"
     ).replace("{{}}", "{}")

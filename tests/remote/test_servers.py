@@ -61,10 +61,10 @@ def test_tls_with_a_certificate_that_is_trusted_and_with_one_that_is_not(tls, se
     settings(SAFECACHE_REMOTE=f"rediss://127.0.0.1:{port}/0?ssl_ca_certs={cert}", SAFECACHE_REMOTE_TIMEOUT="20")
     remote = client.current()
     remote.write("a", b"content")
-    assert remote.read(["a"]) == {"a": b"content"} and not caplog.text
+    assert remote.read_unverified(["a"]) == {"a": b"content"} and not caplog.text
     settings(SAFECACHE_REMOTE=f"rediss://:hunter2@127.0.0.1:{port}/0")
     with pytest.raises(client.Unavailable):
-        client.current().read(["a"])
+        client.current().read_unverified(["a"])
     assert "certificate" in caplog.text.lower() and "hunter2" not in caplog.text
 
 
@@ -94,11 +94,11 @@ def test_cluster_is_refused_by_name(cluster, settings, caplog):
     settings(SAFECACHE_REMOTE=cluster[0].url, SAFECACHE_REMOTE_TIMEOUT="20")
     names = [f"name {number}" for number in range(20)]
     with pytest.raises(client.Unavailable):
-        client.current().read(names)
+        client.current().read_unverified(names)
     assert "a node of a Redis Cluster, which is not supported: use" in caplog.text
     caplog.clear()
     with pytest.raises(client.Unavailable):
-        [client.background_client().write(name, b"content") for name in names]
+        [client.get_background().write(name, b"content") for name in names]
     assert "a node of a Redis Cluster, which is not supported: use" in caplog.text
 
 
@@ -131,14 +131,14 @@ def work(thread):
         exchange._state.reset()
         try:
             if bundles.fetch(bundle):
-                contents = [seal.payload_of(Path(bundle.file(name).path).read_bytes()) for name in bundle.names()]
+                contents = [seal.strip_unverified(Path(bundle.name_file(name).path).read_bytes()) for name in bundle.list_names()]
                 found.append(key)
                 wrong.extend(content for content in contents if content != payload(key))
                 continue
-            signing, built = keyring.current().signing, provenance.statement(Kind.FX_ENTRY)
+            signing, built = keyring.current().signing, provenance.make_statement(Kind.FX_ENTRY)
             content = seal.attach(payload(key), Kind.FX_ENTRY, key, signing, built)
-            entry_files.publish(bundle.file(layout.entry_name(content)).path, content, root)
-            sender.send(client.background_client(), bundle)
+            entry_files.publish(bundle.name_file(layout.name_entry(content)).path, content, root)
+            sender.send(client.get_background(), bundle)
         except client.Unavailable:
             wrong.append("unavailable")
         except Exception as error:
@@ -148,7 +148,7 @@ plug()
 threads = [threading.Thread(target=work, args=(each,)) for each in range(8)]
 [each.start() for each in threads]
 [each.join() for each in threads]
-print(json.dumps({"wrong": [str(each)[:200] for each in wrong], "found": len(found), "counters": events.counters()}))
+print(json.dumps({"wrong": [str(each)[:200] for each in wrong], "found": len(found), "counters": events.read_counters()}))
 """
 
 
@@ -172,9 +172,9 @@ def test_sixty_four_clients_of_a_server_that_evicts(new_redis, home, tmp_path):
 
 def test_names_of_one_namespace_do_not_show_in_another(redis_server, settings):
     settings(SAFECACHE_REMOTE=redis_server.url, SAFECACHE_NAMESPACE="team/a")
-    client.current().write(f"{stores.prefix()}x", b"1")
+    client.current().write(f"{stores.make_prefix()}x", b"1")
     settings(SAFECACHE_REMOTE=redis_server.url, SAFECACHE_NAMESPACE="team")
-    assert not list(client.background_client().names(stores.prefix())), config.current().namespace
+    assert not list(client.get_background().list_names(stores.make_prefix())), config.current().namespace
 
 
 def test_process_that_ends_after_a_request_of_an_object_store(s3):
@@ -182,10 +182,10 @@ def test_process_that_ends_after_a_request_of_an_object_store(s3):
     make_bucket("ends-soon", s3)
     ask = (
         "from safecache.remote import stores\n"
-        "store = stores.connected('s3://ends-soon', stores.Terms(20, 20, 1 << 20))\n"
+        "store = stores.make_store('s3://ends-soon', stores.Terms(20, 20, 1 << 20))\n"
         "store.write('a', b'content')\n"
-        "assert store.sizes(['a', 'b']) == {'a': 7} and store.starts(['a', 'b'], 3) == {'a': b'con'}\n"
-        "assert store.read(['a', 'b']) == {'a': b'content'}"
+        "assert store.find_sizes(['a', 'b']) == {'a': 7} and store.read_unverified_starts(['a', 'b'], 3) == {'a': b'con'}\n"
+        "assert store.read_unverified(['a', 'b']) == {'a': b'content'}"
     )
 
     def run(_: int) -> tuple[int, str]:

@@ -65,8 +65,8 @@ def test_it_is_said_once_and_nobody_is_asked(settings, monkeypatch, caplog):
     settings(SAFECACHE_REMOTE="redis://127.0.0.1:1/0")
     monkeypatch.setattr(extras.config, "is_installed", lambda name: False)
     assert extras.report("redis://127.0.0.1:1/0")
-    for remote in (client.current(), client.background_client()):
-        assert not remote.may_read()
+    for remote in (client.current(), client.get_background()):
+        assert not remote.can_read()
         with pytest.raises(Unavailable):
             remote.write("name", b"")
     assert len([record for record in caplog.records if record.levelname == "WARNING"]) == 1

@@ -37,7 +37,7 @@ def cache(tmp_path, settings, redis_server, monkeypatch):
 
 
 def counted():
-    counters = events.counters()
+    counters = events.read_counters()
     return {count: counters[count.value] for count in OF_REMOTE if count.value in counters}
 
 
@@ -47,7 +47,7 @@ def graph(cache):
 
 def shared(cache, tmp_path):
     """Send a graph, look it up as another process with a cache of its own, and then one that is not there."""
-    sent = sender.send(client.background_client(), graph(cache))
+    sent = sender.send(client.get_background(), graph(cache))
     there = graph(tmp_path / "other")
     assert bundles.fetch(there) and not bundles.fetch(there._replace(key=filled.key("f", "none")))
     return sent.size
@@ -63,7 +63,7 @@ def test_what_is_sent_and_fetched_is_counted(cache, tmp_path):
 
 
 def test_what_is_done_in_the_background_is_no_waiting(cache):
-    sender.send(client.background_client(), graph(cache))
+    sender.send(client.get_background(), graph(cache))
     assert not counted().keys() & {Count.REMOTE_ASKED, Count.REMOTE_WAITED}
 
 
@@ -71,19 +71,19 @@ def test_being_left_alone_is_counted(cache, settings):
     settings(SAFECACHE_REMOTE="redis://127.0.0.1:1/0")
     for _ in range(3):
         with pytest.raises(Unavailable):
-            client.current().read(["name"])
+            client.current().read_unverified(["name"])
     found = counted()
     assert (found[Count.REMOTE_LEFT], found[Count.REMOTE_ASKED]) == (1, 1)
 
 
 def page(cache):
-    lines = run_summary.read(str(cache))
+    lines = run_summary.read_unverified(str(cache))
     return stats.render_page([str(cache)], lines, run_summary.summarise(lines, run_summary.LAST))
 
 
 def test_run_tells_of_all_its_processes(cache, tmp_path, run):
     size = shared(cache, tmp_path)
-    history._end()
+    history._end_journal()
     said = json.loads(run("stats", cache, "--json").out)["remote"]
     assert said["remote_hit"] == said["remote_miss"] == said["remote_sent"] == 1
     assert said["remote_given"] == said["remote_received"] == size and said["remote_unsent"] == 0
@@ -94,27 +94,27 @@ def test_run_tells_of_all_its_processes(cache, tmp_path, run):
 
 def test_without_a_remote_nothing_is_said_of_it(cache, run):
     history.count("fx hit", str(cache))
-    history._end()
+    history._end_journal()
     assert not any("remote" in line for line in run("stats", cache).lines)
     assert "Remote cache" not in page(cache)
 
 
 def test_journal_takes_no_count_of_the_remote_that_is_none(cache):
     history.count("fx hit", str(cache))
-    history._end()
+    history._end_journal()
     [path] = (cache / ".safecache" / "journal").iterdir()
     line = json.loads(path.read_text())
     for counts in ({"remote hit": -1}, {"remote hit": "1"}, {"remote hits": 1}):
         path.write_text(json.dumps(line | {"counts": counts}) + "\n")
-        assert run_summary.read(str(cache)) == []
+        assert run_summary.read_unverified(str(cache)) == []
     path.write_text(json.dumps(line | {"counts": {"remote hit": 3}}) + "\n")
-    assert run_summary.summarise(run_summary.read(str(cache)), run_summary.LAST).counts == {"remote hit": 3}
+    assert run_summary.summarise(run_summary.read_unverified(str(cache)), run_summary.LAST).counts == {"remote hit": 3}
 
 
 def test_command_that_belongs_to_no_run_leaves_no_journal(cache, run, monkeypatch):
     monkeypatch.delenv("_SAFECACHE_RUN")
     run("push", cache)
-    history._end()
+    history._end_journal()
     assert counted()[Count.REMOTE_SENT] == filled.BUNDLES
     assert not (cache / ".safecache" / "journal").exists()
 
@@ -156,40 +156,40 @@ def test_what_is_slow_to_tell_what_it_lacks_is_written_all_the_same(settings, mo
     moments = [0.0]
 
     class Slow:
-        def read(self, names):
+        def read_unverified(self, names):
             moments[0] += 0.4
             return {}
 
-        def sizes(self, names):
+        def find_sizes(self, names):
             return {}
 
         def close(self):
             """Nothing is open."""
 
     monkeypatch.setattr(client.time, "monotonic", lambda: moments[0])
-    monkeypatch.setattr(stores, "connected", lambda url, terms: Slow())
+    monkeypatch.setattr(stores, "make_store", lambda url, terms: Slow())
     for _ in range(3):
-        client.current().read(["name"])
+        client.current().read_unverified(["name"])
     with pytest.raises(Unavailable):
-        client.current().read(["name"])
-    assert not client.current().may_read() and counted()[Count.REMOTE_LEFT] == 1
-    assert client.background_client().sizes(["name"]) == {}
+        client.current().read_unverified(["name"])
+    assert not client.current().can_read() and counted()[Count.REMOTE_LEFT] == 1
+    assert client.get_background().find_sizes(["name"]) == {}
     moments[0] += client.PATIENCE
-    assert client.current().read(["name"]) == {}
+    assert client.current().read_unverified(["name"]) == {}
 
 
 def test_time_that_nobody_waits_is_not_wasted(settings, monkeypatch):
     settings(SAFECACHE_REMOTE="redis://there/0", SAFECACHE_REMOTE_TIMEOUT="0.001")
 
     class Slow:
-        def read(self, names):
+        def read_unverified(self, names):
             time.sleep(0.02)
             return {}
 
         def close(self):
             """Nothing is open."""
 
-    monkeypatch.setattr(stores, "connected", lambda url, terms: Slow())
+    monkeypatch.setattr(stores, "make_store", lambda url, terms: Slow())
     for _ in range(3):
-        client.background_client().read(["name"])
-    assert client.current().may_read() and not counted()
+        client.get_background().read_unverified(["name"])
+    assert client.current().can_read() and not counted()

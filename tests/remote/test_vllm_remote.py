@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from helpers.caches import key
 
-from safecache.code import vllm_files
+from safecache.built_code import vllm_files
 from safecache.errors import EntryRefusedError
 from safecache.integrations import vllm
 from safecache.places.layout import CodeFile
@@ -78,7 +78,7 @@ class Host:
         vllm.initialize_cache(lambda *args, **named: None, None, (str(part),), {})
         if not (part / vllm_files.TABLE).exists():
             return None
-        return vllm_files.table(str(part / vllm_files.TABLE)).read(), {path.name for path in part.iterdir()}
+        return vllm_files.open_table(str(part / vllm_files.TABLE)).read(), {path.name for path in part.iterdir()}
 
     @staticmethod
     def forgets():
@@ -89,7 +89,7 @@ class Host:
 
 def model_of(payload, signing=None):
     signing = signing or keyring.current().signing
-    return seal.attach(payload, Kind.AOT_FUNCTION, "", signing, provenance.statement(Kind.AOT_FUNCTION))
+    return seal.attach(payload, Kind.AOT_FUNCTION, "", signing, provenance.make_statement(Kind.AOT_FUNCTION))
 
 
 @pytest.fixture
@@ -105,7 +105,9 @@ def hosts(tmp_path, remote):
 
 
 def names(remote, kind):
-    return sorted(name for name in remote.scan_iter() if name.startswith(f"{stores.prefix()}{kind.value}/".encode()))
+    return sorted(
+        name for name in remote.scan_iter() if name.startswith(f"{stores.make_prefix()}{kind.value}/".encode())
+    )
 
 
 def files_below(host):
@@ -123,13 +125,13 @@ def test_model_names_what_its_user_asks_for_next(hosts, remote, tmp_path):
     one, _ = hosts
     assert one.asks_for_model() is None
     for asked in (Ref(Kind.NATIVE_CODE, "ab/cabc.so"), Ref(Kind.FX_ENTRY, key("f", "one"))):
-        exchange.asked(asked._replace(root=str(tmp_path)))
+        exchange.record_lookup(asked._replace(root=str(tmp_path)))
     path = one.model()
     path.write_bytes(model_of(b"compiled"))
     vllm_files.send_model(str(path))
     assert sender.flush(20) == 0
     [name] = names(remote, Kind.AOT_FUNCTION)
-    found = parcels.unpacked(remote.get(name), name.decode()[len(stores.prefix()) :], 1 << 20)
+    found = parcels.unpack_unverified(remote.get(name), name.decode()[len(stores.make_prefix()) :], 1 << 20)
     assert found.needs == ((Kind.NATIVE_CODE, "ab/cabc.so"),)
 
 
@@ -142,7 +144,9 @@ def test_models_that_the_store_has_swapped_are_refused(hosts, remote, caplog):
     contents = remote.get(first), remote.get(second)
     remote.mset({first: contents[1], second: contents[0]})
     assert two.asks_for_model(0) is None and two.asks_for_model(1) is None
-    assert not files_below(two) and "other cache key" in events.counters() and "from the remote cache" in caplog.text
+    assert (
+        not files_below(two) and "other cache key" in events.read_counters() and "from the remote cache" in caplog.text
+    )
 
 
 @pytest.mark.parametrize("how", ["garbage", "bit", "stranger", "bare", "kernel"])
@@ -151,10 +155,10 @@ def test_models_of_a_hostile_store_are_refused(hosts, remote, how):
     one.saves_model(b"compiled")
     one.forgets()
     [name] = names(remote, Kind.AOT_FUNCTION)
-    content, plain = remote.get(name), name.decode()[len(stores.prefix()) :]
+    content, plain = remote.get(name), name.decode()[len(stores.make_prefix()) :]
     stranger = Key.derive(os.urandom(32))
     file = File("model", model_of(b"planted", stranger), None)
-    at = parcels.unpacked(content, plain, 1 << 20).ref
+    at = parcels.unpack_unverified(content, plain, 1 << 20).ref
     planted = {
         "garbage": b"no parcel",
         "bit": content[:60] + bytes([content[60] ^ 1]) + content[61:],
@@ -225,8 +229,8 @@ def test_artifacts_within_a_parcel_are_verified_each(hosts, remote, how):
     one.saves_artifacts()
     one.forgets()
     [name] = names(remote, Kind.TABLE)
-    plain = name.decode()[len(stores.prefix()) :]
-    sent = parcels.unpacked(remote.get(name), plain, 1 << 20)
+    plain = name.decode()[len(stores.make_prefix()) :]
+    sent = parcels.unpack_unverified(remote.get(name), plain, 1 << 20)
     first, second, table = sent.files
     files = {
         "swapped": (first._replace(content=second.content, record=second.record), second, table),
@@ -269,7 +273,8 @@ def test_artifacts_get_records_without_a_remote_too_so_that_a_pack_has_them(sett
     part = Host(tmp_path).saves_artifacts()
     root = str(tmp_path / "vllm" / "torch_compile_cache")
     assert all(
-        manifests.exists(CodeFile(str(part / name), root, Kind.TABLE)) for name in (*ARTIFACTS, vllm_files.TABLE)
+        manifests.has_record_file(CodeFile(str(part / name), root, Kind.TABLE))
+        for name in (*ARTIFACTS, vllm_files.TABLE)
     )
-    (bundle,) = vllm_files.bundles_in(root)
+    (bundle,) = vllm_files.find_bundles(root)
     assert {file.name for file in bundles.read_verified_files(bundle)} == {*ARTIFACTS, vllm_files.TABLE}

@@ -15,7 +15,7 @@ from helpers.listed import aside
 
 from safecache import errors
 from safecache.entries import loading
-from safecache.errors import EntryRefusedError, printable
+from safecache.errors import EntryRefusedError, make_printable
 from safecache.places.layout import CodeFile
 from safecache.places.refs import Ref
 from safecache.reporting import events
@@ -50,7 +50,7 @@ def is_plain(text):
 
 def look_up(cache, path):
     source = loading.Source(Ref(Kind.AOT_ENTRY, path.parent.name, str(cache.root)), lambda found: True)
-    return list(loading.lookup(source, local=True, remote=None))
+    return list(loading.look_up_entries(source, local=True, remote=None))
 
 
 def plant(cache, content=b"planted"):
@@ -91,7 +91,7 @@ def test_error_of_strict_mode_is_one_line(cache, settings):
 def test_error_of_code_that_is_not_loaded_is_one_line(cache):
     path = cache.file(cache.root / "ab" / f"{HOSTILE}.so", HOUR)
     with pytest.raises(EntryRefusedError) as caught:
-        gate.verified_load_path(CodeFile(str(path), str(cache.root)))
+        gate.verify_load_path(CodeFile(str(path), str(cache.root)))
     assert str(caught.value).isprintable() and SHOWN in str(caught.value)
 
 
@@ -163,5 +163,5 @@ def test_json_is_exact(cache, run):
 
 def test_letters_of_all_languages_stay_as_they_are():
     for text in ("naïve café", "日本語", "עברית", "\U0001f600", "a\\x1b"):
-        assert printable(text) == text
-    assert printable(HOSTILE) == SHOWN == printable(SHOWN)
+        assert make_printable(text) == text
+    assert make_printable(HOSTILE) == SHOWN == make_printable(SHOWN)

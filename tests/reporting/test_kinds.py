@@ -11,7 +11,7 @@ from safecache.places.refs import Ref
 from safecache.reporting import kinds
 from safecache.reporting.kinds import Evidence, Kind, SealedName, Travel
 
-ROW = '    MEMO = "memo", ("memoized result", "", "", ""), _sealed(bound_to=()), _STAYS, _UNLISTED\n'
+ROW = '    MEMO = "memo", ("memoized result", "", "", ""), _need_seal(bound_to=()), _STAYS, _UNLISTED\n'
 
 
 @pytest.mark.parametrize(
@@ -19,11 +19,11 @@ ROW = '    MEMO = "memo", ("memoized result", "", "", ""), _sealed(bound_to=()),
     [
         ROW.replace(", _UNLISTED", ""),
         ROW.replace(", _STAYS", ""),
-        ROW.replace(", _sealed(bound_to=())", ""),
+        ROW.replace(", _need_seal(bound_to=())", ""),
         ROW.replace(', "")', ")"),
         ROW.replace("_STAYS", 'Tiers("{key}", Travel.NOWHERE, "", False)'),
         ROW.replace("_UNLISTED", "Upkeep(Eviction.BY_USE, False)"),
-        ROW.replace("_sealed(bound_to=())", "Proof(Evidence.SEAL, SealedName.KEY, (), Fingerprint.NOTHING)"),
+        ROW.replace("_need_seal(bound_to=())", "Proof(Evidence.SEAL, SealedName.KEY, (), Fingerprint.NOTHING)"),
     ],
 )
 def test_a_kind_without_an_answer_does_not_import(row):

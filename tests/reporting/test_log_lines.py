@@ -68,16 +68,16 @@ def test_rank_of_torch_comes_before_that_of_the_launcher(monkeypatch):
     monkeypatch.setenv("RANK", "3")
     distributed = SimpleNamespace(is_initialized=lambda: True, get_rank=lambda: 5)
     monkeypatch.setitem(sys.modules, "torch.distributed", distributed)
-    assert events.rank() == "5"
+    assert events.find_rank() == "5"
     distributed.is_initialized = lambda: False
-    assert events.rank() == "3"
+    assert events.find_rank() == "3"
 
 
 @pytest.mark.parametrize("half", [{}, {"is_initialized": bool}], ids=["empty", "without-ranks"])
 def test_torch_that_is_being_imported_has_no_rank(monkeypatch, half):
     monkeypatch.delenv("RANK", raising=False)
     monkeypatch.setitem(sys.modules, "torch.distributed", SimpleNamespace(**half))
-    assert events.label() == f"[pid {os.getpid()}]"
+    assert events.make_label() == f"[pid {os.getpid()}]"
 
 
 def test_repeated_report_is_a_line_for_those_who_ask(lines):

@@ -98,12 +98,12 @@ def test_every_reason_is_in_the_table():
 
 @BY_REASON
 def test_strict_mode_raises_what_the_table_says(reason):
-    assert events.decide(reason, strict=True) == TABLE[reason]
+    assert events.decide_action(reason, strict=True) == TABLE[reason]
 
 
 @BY_REASON
 def test_default_mode_never_raises_and_does_the_rest_alike(reason):
-    assert events.decide(reason, strict=False) == (*TABLE[reason][:2], None)
+    assert events.decide_action(reason, strict=False) == (*TABLE[reason][:2], None)
 
 
 @BY_REASON
@@ -116,7 +116,7 @@ def test_default_mode_warns_once_and_counts_every_time(reason, caplog):
     assert [(r.name, r.levelno, r.getMessage()) for r in caplog.records] == [
         ("safecache", logging.WARNING, text)
     ] * said
-    assert events.counters() == {reason.value: 3}
+    assert events.read_counters() == {reason.value: 3}
 
 
 def test_line_says_what_happened_why_what_follows_and_what_helps(caplog):
@@ -146,14 +146,14 @@ def test_strict_mode_raises_with_the_cause_every_time_and_warns_never(reason, se
         assert type(caught.value) is TABLE[reason][2]
         assert caught.value.__cause__ is cause
         assert str(caught.value) == f"safecache: what happened. [{reason.value}] The remedy. (see {reason.help})"
-    assert events.counters() == {reason.value: 2} and not caplog.records
+    assert events.read_counters() == {reason.value: 2} and not caplog.records
 
 
 @pytest.mark.parametrize("reason", [r for r, row in TABLE.items() if not row[2]], ids=lambda reason: reason.value)
 def test_strict_mode_does_not_raise_what_was_raised_elsewhere_or_cannot_be_helped(reason, settings):
     settings(SAFECACHE_STRICT=1)
     events.report(reason, "what happened.")
-    assert events.counters() == {reason.value: 1}
+    assert events.read_counters() == {reason.value: 1}
 
 
 def test_every_cause_and_every_reason_is_said(caplog):
@@ -169,13 +169,13 @@ def test_reset_forgets_counters_and_warnings(caplog):
     for _ in range(2):
         events.report(Reason.DAMAGED, "it is damaged")
         events._state.reset()
-    assert len(caplog.records) == 2 and events.counters() == {}
+    assert len(caplog.records) == 2 and events.read_counters() == {}
 
 
 def test_counters_are_a_copy():
     events.count(Count.SAVED)
-    events.counters()["saved"] = 100
-    assert events.counters() == {"saved": 1}
+    events.read_counters()["saved"] = 100
+    assert events.read_counters() == {"saved": 1}
 
 
 def test_no_two_counters_share_a_name():
@@ -193,7 +193,7 @@ def test_threads_lose_no_count_and_say_it_once(caplog):
         thread.start()
     for thread in threads:
         thread.join()
-    assert events.counters() == {"damaged": 2000} and len(caplog.records) == 1
+    assert events.read_counters() == {"damaged": 2000} and len(caplog.records) == 1
 
 
 def test_first_of_what_nobody_may_swallow_leaves_each_block_that_it_was_raised_in():

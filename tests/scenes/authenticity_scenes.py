@@ -23,7 +23,7 @@ from faults.doors import MAGIC
 from fuzz import grammar
 from helpers import key_cases
 
-from safecache.code import ninja_builds, packages
+from safecache.built_code import ninja_builds, packages
 from safecache.errors import EntryRefusedError
 from safecache.places import layout
 from safecache.places.layout import CodeFile
@@ -128,7 +128,7 @@ class Entry(Sink):
         return Path(self.cache._get_tmp_dir_for_key(self.cache_key))
 
     def put(self, sealed):
-        self.path = self.directory / layout.entry_name(sealed)
+        self.path = self.directory / layout.name_entry(sealed)
         super().put(sealed)
 
     def clear(self):
@@ -230,7 +230,7 @@ class Attested(Sink):
     """A file of code, which has its seal in a record."""
 
     root: Path
-    looks = (gate, "refusal_for_file", 2)
+    looks = (gate, "judge_file", 2)
 
     def plant(self, content, sealing):
         statement = {"sha256": hashlib.sha256(content).hexdigest(), "stamp": None}
@@ -244,7 +244,7 @@ class Attested(Sink):
         return Path(manifests.record_path(CodeFile(str(self.path), str(self.root), self.kind)))
 
     def is_sealed_anew(self):
-        stated = manifests.read_record_bytes(CodeFile(str(self.path), str(self.root), self.kind))
+        stated = manifests.read_unverified_record(CodeFile(str(self.path), str(self.root), self.kind))
         hostile = hashlib.sha256(self.hostile()).hexdigest()
         return stated not in (None, self.planted) and manifests.read_unverified(stated)["sha256"] == hostile
 
@@ -300,7 +300,7 @@ class Kernel(Attested):
     """A file in Triton's cache; that it is handed out counts as harm done."""
 
     kind = Kind.KERNEL
-    looks = (gate, "refusal_for_file", 1)
+    looks = (gate, "judge_file", 1)
 
     def __init__(self, base, trojan):
         super().__init__(base, trojan)
@@ -329,7 +329,7 @@ class Source(Sink):
     """A Python module that Inductor generates, writes unless it is there, and executes. It has no seal."""
 
     kind = Kind.SOURCE
-    looks = (gate, "private_path", 1)
+    looks = (gate, "make_private_path", 1)
     text = "harmless = True\n"
 
     def __init__(self, base, trojan):
@@ -358,7 +358,7 @@ class Package(Sink):
     """A package of AOTInductor, that is not unpacked and loaded: that it may be counts as harm."""
 
     kind = Kind.PACKAGE
-    looks = (packages, "_refusal_by_end", 2)
+    looks = (packages, "_find_refusal_by_end", 2)
 
     def __init__(self, base, trojan):
         super().__init__(base, trojan)
@@ -368,8 +368,8 @@ class Package(Sink):
         return b"hostile"
 
     def use(self):
-        with packages.verified_package(str(self.path)) as place:
-            if seal.payload_of(Path(place).read_bytes()) == self.hostile():
+        with packages.verify_package(str(self.path)) as place:
+            if seal.strip_unverified(Path(place).read_bytes()) == self.hostile():
                 self.marker.touch()
             return True
 
@@ -405,7 +405,7 @@ class Extension(Attested):
     def plant(self, content, sealing):
         self.build.settle()
         (step,) = self.build._steps.values()
-        built_of = {"sha256": self.build._inputs(step, []), "headers": ninja_builds._packed([])}
+        built_of = {"sha256": self.build._digest_inputs(step, []), "headers": ninja_builds._pack_headers([])}
         statement = {"sha256": hashlib.sha256(content).hexdigest(), "stamp": None, "inputs": built_of}
         self.path.write_bytes(content)
         self.put_record(sealing(json.dumps(statement).encode()))
@@ -414,13 +414,15 @@ class Extension(Attested):
         self.build.settle()
         if not self.path.exists():
             return False
-        place, content = gate.verified_load_path(CodeFile(str(self.path), str(self.root)))
+        place, content = gate.verify_load_path(CodeFile(str(self.path), str(self.root)))
         if (content or Path(place).read_bytes()) == self.hostile():
             self.marker.touch()
         return True
 
     def is_sealed_anew(self):
-        stated = manifests.read_record_bytes(CodeFile(str(self.path), str(self.root), self.kind, name=self.cache_key))
+        stated = manifests.read_unverified_record(
+            CodeFile(str(self.path), str(self.root), self.kind, name=self.cache_key)
+        )
         return stated not in (None, self.planted)
 
 
@@ -454,7 +456,7 @@ class Forger:
 
     def seal(self, payload: bytes, **other) -> bytes:
         kind, cache_key = other.get("kind", self.sink.kind), other.get("cache_key", self.sink.cache_key)
-        built = provenance.statement(kind) | self.sink.states | other.get("build", {})
+        built = provenance.make_statement(kind) | self.sink.states | other.get("build", {})
         key, namespace = other.get("key", self.own), other.get("namespace", "default")
         return seal.attach(payload, kind, cache_key, key, built, namespace)
 
@@ -468,7 +470,7 @@ def _older(parts, key):
     stated = json.loads(parts.body)
     del stated["namespace"]
     old = parts._replace(body=grammar.body(**stated), format=1).with_sizes()
-    return old._replace(tag=key.tag(b"safecache seal 1\0" + old.footer + old.body))
+    return old._replace(tag=key.make_tag(b"safecache seal 1\0" + old.footer + old.body))
 
 
 def _sealed_by(**other):
@@ -606,7 +608,7 @@ def _cell(sink: Sink, attack, strict: bool, key: Key | None = None, flow=lambda 
         with during or contextlib.nullcontext(), flow(sink) or contextlib.nullcontext(), _listening() as said:
             outcome = sink.attempt()
             sealed = sink.is_sealed_anew()
-    found = {"ran": sink.marker.exists(), "outcome": outcome, "counts": events.counters(), "sealed": sealed}
+    found = {"ran": sink.marker.exists(), "outcome": outcome, "counts": events.read_counters(), "sealed": sealed}
     return found | {"said": said}
 
 
@@ -677,7 +679,7 @@ def _in_state(name, base):
 
 
 def _sign(root):
-    audit.countersign(layout.walk(root), layout.code(root))
+    audit.countersign(layout.walk(root), layout.walk_code(root))
 
 
 def _adopt(root):

@@ -78,7 +78,7 @@ def exchanging(evil):
     """As somebody would who can write to the cache, at once when a file of these suffixes appears in it."""
     from triton.runtime import cache
 
-    from safecache.files import filesystem  # not where it is not installed: the scenes of patched sources
+    from safecache.fs import filesystem  # not where it is not installed: the scenes of patched sources
 
     replace, rename = os.replace, filesystem.rename
 

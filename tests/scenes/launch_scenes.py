@@ -91,7 +91,7 @@ def spoil(what):
     """Have the cubin of every kernel in the cache end so, and attest it under the key of the test: how many there are."""
     from pathlib import Path
 
-    from safecache.code import triton_files
+    from safecache.built_code import triton_files
 
     found = sorted(Path(_root()).glob("*/*.cubin"))
     for cubin in found:
@@ -117,7 +117,7 @@ def spoil_module():
     import sysconfig
     from pathlib import Path
 
-    from safecache.code import triton_files
+    from safecache.built_code import triton_files
 
     found = sorted(Path(_root()).glob("*/probe*.so"))
     for path in found:

@@ -120,7 +120,7 @@ def load_package(path, library):
         for name, data in PACKAGE.items():
             archive.writestr(f"package/{name}", content if data is None else data)
     if "safecache" in sys.modules:
-        from safecache.code import packages
+        from safecache.built_code import packages
 
         packages.adopt(path)
     return torch._inductor.aoti_load_package(path)
@@ -169,7 +169,7 @@ def check_exposure(directory):
     from safecache.tiers import directory_faults
 
     directory_faults.check(directory)
-    return events.counters()
+    return events.read_counters()
 
 
 def check_exposure_in_worker(directory):
@@ -316,7 +316,7 @@ def wait_for_baton(directory):
 
     def attempt(guard):
         baton, start = FileBaton(path, wait_seconds=0.01), time.monotonic()
-        with compiles.scope(lock_guard=guard):
+        with compiles.override_scope(lock_guard=guard):
             acquired = baton.try_acquire()
         if acquired:
             baton.release()

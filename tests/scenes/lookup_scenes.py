@@ -24,7 +24,7 @@ def looked_up(how=None, **arguments):
         said = f"{type(error).__name__}: {error}"
     aot, fx = counters["aot_autograd"], counters["inductor"]
     return {
-        "lookups": history.counts(),
+        "lookups": history.get_counts(),
         "torch": {
             "aot": {name: aot[f"autograd_cache_{name}"] for name in COUNTED},
             "fx": {name: fx[f"fxgraph_cache_{name}"] for name in COUNTED},
@@ -77,7 +77,7 @@ def kernels_looked_up(**knobs):
         for name, value in knobs.items():
             setattr(triton.knobs.compilation, name, value)
         compiled = compile_kernel()["compiled"]
-    return {"lookups": history.counts(), "compiled": compiled}
+    return {"lookups": history.get_counts(), "compiled": compiled}
 
 
 def kernels_counted_by_triton(path):
@@ -91,7 +91,7 @@ def kernels_counted_by_triton(path):
         triton.knobs.compilation.listener = lambda *, cache_hit, **_: told.append(cache_hit)
         compile_kernel()
         compile_ir(path)
-    return {"lookups": history.counts(), "torch": {"triton": {"hit": told.count(True), "miss": told.count(False)}}}
+    return {"lookups": history.get_counts(), "torch": {"triton": {"hit": told.count(True), "miss": told.count(False)}}}
 
 
 def ahead_of_time(given, broken=False):
@@ -105,7 +105,7 @@ def ahead_of_time(given, broken=False):
             )
         came = [_loaded(pkgutil.resolve_name(load), path) for load, path in given]
     return {
-        "lookups": history.counts(),
+        "lookups": history.get_counts(),
         "torch": {"model": {"hit": came.count(None), "miss": len(came) - came.count(None)}},
         "errors": came,
     }

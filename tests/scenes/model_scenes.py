@@ -317,7 +317,7 @@ def build_keys():
         if event == "open" and str(arguments[0]).startswith(tuple(tops)) and not str(arguments[0]).endswith(".pyc"):
             opened.append(str(arguments[0]))
 
-    from safecache.code import build_keys as kept
+    from safecache.built_code import build_keys as kept
 
     codecache.torch_key.clear()  # this process is a fork of one that has asked
     kept._keys.reset()

@@ -481,17 +481,17 @@ def run_all():
 
 def run_silently(name):
     """A case, whose entries are sealed as they were before seals stated what keys leave out."""
-    from safecache import omitted
+    from safecache import fingerprints
 
-    with mock.patch.object(omitted, "statement", lambda *_, **__: {}):
+    with mock.patch.object(fingerprints, "build_fingerprint", lambda *_, **__: {}):
         return run(name, 0)
 
 
 def run_unseen(name, edition):
     """A case whose op was registered before safecache was imported."""
-    from safecache.omitted import operators
+    from safecache.fingerprints import operators
 
-    with mock.patch.object(operators, "registered", lambda *_: None):
+    with mock.patch.object(operators, "note_registration", lambda *_: None):
         return run(name, edition)
 
 
@@ -500,10 +500,10 @@ def run_unseen_of_torch():
     import torch
     from torch._dynamo.utils import counters
 
-    from safecache.omitted import operators
+    from safecache.fingerprints import operators
 
     library = torch.library.Library("aten", "IMPL")
-    with mock.patch.object(operators, "registered", lambda *_: None):
+    with mock.patch.object(operators, "note_registration", lambda *_: None):
         library.impl("hardsigmoid", lambda x: x * 3, "AutogradCPU")
     unseen = mock.patch.object(operators._state.now, "unseen", None)
     with mock.patch.object(operators, "_before", None), unseen, torch.no_grad():
@@ -516,19 +516,19 @@ def state_of_an_op_with_a_rule():
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    from safecache.omitted import operators
+    from safecache.fingerprints import operators
 
     class Mode(TorchDispatchMode):
         pass
 
     name = "aten.hardsigmoid.default"
-    before = sorted(operators.find_changed(None, is_lowered=False)), operators.operator_fingerprint(name).get("body")
+    before = sorted(operators.find_changed(None, is_lowered=False)), operators.fingerprint_operator(name).get("body")
     torch.library.register_torch_dispatch(
         "aten::hardsigmoid", Mode, lambda mode, func, types, args, kwargs: args[0] * 3
     )
     return before, (
         sorted(operators.find_changed(None, is_lowered=False)),
-        bool(operators.operator_fingerprint(name).get("body")),
+        bool(operators.fingerprint_operator(name).get("body")),
     )
 
 
@@ -536,23 +536,23 @@ def state_of_unseen():
     """What is stated of an op with no more than a kernel and a fake one, and once a gradient is there, all unseen."""
     import torch
 
-    from safecache.omitted import operators
+    from safecache.fingerprints import operators
 
-    with mock.patch.object(operators, "registered", lambda *_: None):
+    with mock.patch.object(operators, "note_registration", lambda *_: None):
         library = _library()
         library.define("bare(Tensor x) -> Tensor")
         library.impl("bare", lambda x: x.clone(), "CPU")
         torch.library.register_fake("shop::bare", torch.empty_like, lib=library)
-        before = operators.operator_fingerprint("shop.bare.default")
+        before = operators.fingerprint_operator("shop.bare.default")
         library.impl("bare", lambda x: x.clone(), "Autograd")
-        return before, operators.operator_fingerprint("shop.bare.default")
+        return before, operators.fingerprint_operator("shop.bare.default")
 
 
 def state_of_unseen_of_server(place):
     """What is stated of an op of a server that runs from its sources, all unseen, and the modules that it is made of."""
     import importlib
 
-    from safecache.omitted import operators
+    from safecache.fingerprints import operators
 
     package = Path(place, "sgl_kernel")
     package.mkdir()
@@ -565,9 +565,9 @@ def state_of_unseen_of_server(place):
         "library.impl('one', lambda x: x.clone(), 'Autograd')\n"
     )
     sys.path.insert(0, place)
-    with mock.patch.object(operators, "registered", lambda *_: None):
+    with mock.patch.object(operators, "note_registration", lambda *_: None):
         importlib.import_module("sgl_kernel.ops")
-    return operators.operator_fingerprint("served.one.default"), sorted(operators.find_modules(["served.one.default"]))
+    return operators.fingerprint_operator("served.one.default"), sorted(operators.find_modules(["served.one.default"]))
 
 
 def states_of_tuned():
@@ -575,7 +575,7 @@ def states_of_tuned():
     import torch
     from torch._inductor.kernel.custom_op import CustomOpConfig, register_custom_op_autotuning
 
-    from safecache.omitted import operators
+    from safecache.fingerprints import operators
 
     def tuned(x, by=1):
         return x * by
@@ -584,7 +584,7 @@ def states_of_tuned():
     found = []
     for configuration in (CustomOpConfig(by=1), CustomOpConfig(by=2), CustomOpConfig(tuned, by=2)):
         register_custom_op_autotuning(op, configs=[configuration])
-        found.append(operators.operator_fingerprint("shop.tuned.default")["body"])
+        found.append(operators.fingerprint_operator("shop.tuned.default")["body"])
     return found
 
 

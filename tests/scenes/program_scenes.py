@@ -100,7 +100,7 @@ def load_inputs(path, how="path"):
 
 def adopt_program(path):
     """Seal it, on the user's word."""
-    from safecache.code import packages
+    from safecache.built_code import packages
 
     return packages.adopt(path)
 

@@ -51,7 +51,7 @@ def precompile_choices():
     """In what order torch has choices for a template compiled, of which each is a kernel; and in what order it should."""
     from torch._inductor import config, ir, select_algorithm
 
-    from safecache.flights import tuning
+    from safecache.single_flight import tuning
 
     compiled = []
 

@@ -34,7 +34,7 @@ def hostile(tmp_path, monkeypatch):
 def test_planted_module_is_not_imported(hostile, tmp_path, words, separators):
     environment = hostile | {"PYTHONPATH": f"{SOURCE}{separators}"}
     command = [sys.executable, *words]
-    done = subprocess.run(command, **children.apart(environment), capture_output=True, text=True)
+    done = subprocess.run(command, **children.make_options(environment), capture_output=True, text=True)
     assert done.returncode == 0 and not (tmp_path / "planted").exists(), done
     assert subprocess.run(command, env=hostile, capture_output=True).returncode == 3, "or nothing was shown"
 
@@ -50,7 +50,7 @@ def test_relative_paths_mean_the_same(hostile, tmp_path):
         "TORCH_LOGS": "+dynamo",
         "SAFECACHE_STRICT": "1",
     }
-    said = children.apart(environment)["env"]
+    said = children.make_options(environment)["env"]
     here = str(tmp_path / "hostile")
     assert json.loads(json.dumps(said)) == {
         "TORCHINDUCTOR_CACHE_DIR": f"{here}/cache",
@@ -71,7 +71,7 @@ def test_checkout_that_comes_first_here_is_found(monkeypatch, inherited, first):
     monkeypatch.chdir(SOURCE)
     monkeypatch.setattr(sys, "path", [first, *sys.path])
     command = [sys.executable, "-S", "-c", "import safecache; print(safecache.__file__)"]
-    done = subprocess.run(command, **children.apart(inherited), capture_output=True, text=True)
+    done = subprocess.run(command, **children.make_options(inherited), capture_output=True, text=True)
     assert done.stdout.startswith(str(SOURCE)), done.stderr
 
 
@@ -79,4 +79,4 @@ def test_checkout_that_comes_later_here_shadows_nothing(monkeypatch):
     """A module that somebody has put beside an editable package must not stand in for one of Python's own."""
     monkeypatch.chdir(SOURCE)
     monkeypatch.setattr(sys, "path", ["/usr/bin", *sys.path, str(SOURCE)])
-    assert "PYTHONPATH" not in children.apart({})["env"]
+    assert "PYTHONPATH" not in children.make_options({})["env"]

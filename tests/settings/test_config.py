@@ -236,7 +236,7 @@ def test_isolation_is_turned_on_for_this_process_and_its_children(monkeypatch, t
     config.reload()
     config.isolate()
     assert config.current().isolate == isolated
-    assert config.child_environment()["SAFECACHE_ISOLATE"] == of_children
+    assert config.copy_environment()["SAFECACHE_ISOLATE"] == of_children
 
 
 @pytest.mark.parametrize(
@@ -342,7 +342,7 @@ def test_bad_switch_is_neither(monkeypatch):
 
 def test_child_environment_is_a_copy(monkeypatch):
     monkeypatch.setenv("SAFECACHE_STRICT", "1")
-    environment = config.child_environment()
+    environment = config.copy_environment()
     assert environment == dict(os.environ)
     environment["SAFECACHE_STRICT"] = "0"
     assert os.environ["SAFECACHE_STRICT"] == "1"
@@ -409,5 +409,5 @@ def test_password_in_a_url_is_never_shown():
     with pytest.raises(ConfigError) as error:
         value("SAFECACHE_REMOTE", "memcached://user:hunter2@host:1/0?password=hunter2")
     assert "hunter2" not in str(error.value) and "memcached://host:1/0" in str(error.value)
-    assert settings.without_password("rediss://:hunter2@h:1/0?a=b") == "rediss://h:1/0"
-    assert settings.without_password("s3://bucket/prefix") == "s3://bucket/prefix"
+    assert settings.hide_password("rediss://:hunter2@h:1/0?a=b") == "rediss://h:1/0"
+    assert settings.hide_password("s3://bucket/prefix") == "s3://bucket/prefix"

@@ -37,14 +37,14 @@ REFUSED = {
 @pytest.fixture(autouse=True)
 def here(monkeypatch):
     monkeypatch.setattr(provenance, "describe", lambda: dict(HERE))
-    monkeypatch.setattr(provenance, "instructions", lambda: "avx2")
+    monkeypatch.setattr(provenance, "list_instructions", lambda: "avx2")
 
 
 @pytest.mark.parametrize("changed", CHANGES)
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.value)
 def test_other_build_is_refused_where_it_matters(kind, changed):
     stated = {**HERE, "cpu": "avx2", changed: CHANGES[changed]}
-    found = provenance.mismatch(kind, stated)
+    found = provenance.find_mismatch(kind, stated)
     assert (found and found[0]) == REFUSED[kind].get(changed), found
     if found and changed != "cpu":
         assert CHANGES[changed] in found[1] and HERE[changed] in found[1]
@@ -52,17 +52,17 @@ def test_other_build_is_refused_where_it_matters(kind, changed):
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.value)
 def test_what_was_stated_here_is_taken_here(kind):
-    assert provenance.mismatch(kind, provenance.statement(kind)) is None
+    assert provenance.find_mismatch(kind, provenance.make_statement(kind)) is None
 
 
 @pytest.mark.parametrize("stated", [{}, dict.fromkeys(HERE, "")])
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.value)
 def test_what_is_not_known_is_no_objection(kind, stated):
-    assert provenance.mismatch(kind, stated) is None
+    assert provenance.find_mismatch(kind, stated) is None
 
 
 def test_one_gpu_of_several_will_do():
-    assert provenance.mismatch(Kind.AOT_ENTRY, {**HERE, "gpu": "sm_90"}) is None
+    assert provenance.find_mismatch(Kind.AOT_ENTRY, {**HERE, "gpu": "sm_90"}) is None
 
 
 def test_architectures_are_told_from_when_cuda_is_initialised_on(monkeypatch):
@@ -73,11 +73,11 @@ def test_architectures_are_told_from_when_cuda_is_initialised_on(monkeypatch):
         get_device_capability=lambda i: (9 - i // 2, 0),
     )
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda, version=SimpleNamespace(hip=None)))
-    provenance._devices.cache_clear()
-    assert provenance._gpu_architectures() == ""
+    provenance._list_devices.cache_clear()
+    assert provenance._find_architectures() == ""
     initialised.append(True)
-    assert provenance._gpu_architectures() == "sm_80,sm_90"
-    provenance._devices.cache_clear()
+    assert provenance._find_architectures() == "sm_80,sm_90"
+    provenance._list_devices.cache_clear()
 
 
 @pytest.mark.parametrize("imported", [True, False])
@@ -100,5 +100,5 @@ def test_version_of_a_torch_without_that_file_is_the_one_of_its_metadata(monkeyp
     (package / "__init__.py").touch()
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "torch", raising=False)
-    monkeypatch.setattr(provenance, "installed", lambda name: f"{name} of the metadata")
+    monkeypatch.setattr(provenance, "find_version", lambda name: f"{name} of the metadata")
     assert provenance.torch_version() == "torch of the metadata"

@@ -225,8 +225,8 @@ def pem():
 def test_pem_of_openssl_is_read_and_its_parts_belong_together(pem):
     private = key_files.recognise(pem, any_secret=True)
     public = key_files.recognise(openssl("pkey", "-pubout", given=pem), any_secret=False)
-    assert private.can_seal and not public.can_seal and private.public_part() == public
-    assert keys.verify(public.public, private.tag(b"message"), b"message")
+    assert private.can_seal and not public.can_seal and private.extract_public() == public
+    assert keys.verify(public.public, private.make_tag(b"message"), b"message")
 
 
 @pytest.mark.parametrize("before", [b"\xef\xbb\xbf", b"Ours, of 2026:\n", b"\n\n"], ids=["mark", "text", "lines"])

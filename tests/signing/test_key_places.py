@@ -10,7 +10,7 @@ from helpers import key_cases
 from helpers.key_cases import MAC, PUBLIC, directory, put
 
 from safecache.errors import KeyringError
-from safecache.files import ownership
+from safecache.fs import ownership
 from safecache.signing import key_changes, key_files, keyring
 
 STRANGER = 54321
@@ -86,7 +86,7 @@ def test_directory_that_the_group_of_this_user_alone_can_write_is_no_objection(a
     """Where every user has such a group, the umask is 002."""
     settings(SAFECACHE_KEY_FILE=key_file(above))
     above.chmod(0o775)
-    monkeypatch.setattr(ownership, "own_group", lambda: above.stat().st_gid)
+    monkeypatch.setattr(ownership, "find_own_group", lambda: above.stat().st_gid)
     assert keyring.current().signing == MAC
 
 

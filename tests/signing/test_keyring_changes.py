@@ -33,8 +33,8 @@ def test_revocation_counts_in_a_process_that_runs():
 
 def test_change_within_one_tick_of_the_clock_is_seen_a_second_later(monkeypatch):
     path = put(MAC)
-    stamp = key_directory.stamp(str(path.parent))
-    monkeypatch.setattr(key_directory, "stamp", lambda directory: stamp)
+    stamp = key_directory.read_stamp(str(path.parent))
+    monkeypatch.setattr(key_directory, "read_stamp", lambda directory: stamp)
     monkeypatch.setattr(time, "time_ns", lambda: max(stamp) + 1)
     assert keyring.current().find(MAC.id) is not None
     path.unlink()

@@ -165,7 +165,7 @@ def test_problem_is_said_once_and_names_the_file(caplog):
         keyring.current()
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
     assert str(path) in caplog.text and "[key refused]" in caplog.text
-    assert events.counters() == {"key refused": 1}
+    assert events.read_counters() == {"key refused": 1}
     (mode,) = re.findall(r"chmod (\d+)", caplog.text)
     path.chmod(int(mode, 8))
     keyring.renew()

@@ -22,7 +22,7 @@ GOLDEN = bytes.fromhex(
     "45db2079021082765dd0d08df58a5024a5341c9a6e30357187cbeaebee0a02714ee3b3d6cead951a613e96ffb746dce4110e2fd2aabc5104"
     "000000000000005b0000000102935341464543410a"
 )
-GOLDEN_SIGNATURE_KEY = Key.ed25519(keys.public_of(bytes(range(32))), bytes(range(32)))
+GOLDEN_SIGNATURE_KEY = Key.make_ed25519(keys.derive_public(bytes(range(32))), bytes(range(32)))
 GOLDEN_SIGNED = bytes.fromhex(
     "8004892e7b226b6579223a2261206361636865206b6579222c226b696e64223a2266785f6772617068222c226e616d657370616365223a22"
     "70726f64222c2270726f76656e616e6365223a7b22746f726368223a22322e3131227d7dc66db01c1511d6cc6c50313378c44dec7d472189"
@@ -48,7 +48,7 @@ def test_whatever_was_sealed_verifies_and_keeps_its_payload(payload, kind, cache
     key = Key.derive(material)
     content = seal.attach(payload, kind, cache_key, key, provenance)
     assert verify(content, kind, cache_key, [key]) == (None, key.id, provenance)
-    assert seal.payload_of(content) == payload
+    assert seal.strip_unverified(content) == payload
     assert content.startswith(payload)
 
 
@@ -65,7 +65,7 @@ def test_entry_sealed_by_the_first_release_still_verifies():
 
 def test_entry_signed_by_the_first_release_still_verifies():
     key = GOLDEN_SIGNATURE_KEY
-    verdict = verify(GOLDEN_SIGNED, Kind.FX_ENTRY, "a cache key", [key.public_part()], namespace="prod")
+    verdict = verify(GOLDEN_SIGNED, Kind.FX_ENTRY, "a cache key", [key.extract_public()], namespace="prod")
     assert verdict == (None, key.id, {"torch": "2.11"})
     signed = seal.attach(b"\x80\x04\x89.", Kind.FX_ENTRY, "a cache key", key, {"torch": "2.11"}, "prod")
     assert signed == GOLDEN_SIGNED
@@ -95,5 +95,5 @@ def test_entry_of_another_key_is_refused_and_says_whose():
 
 
 def test_payload_of_a_trailer_that_does_not_fit_is_the_whole_content():
-    assert seal.payload_of(ENTRY[1:]) == ENTRY[1:]
-    assert seal.payload_of(PAYLOAD) == PAYLOAD
+    assert seal.strip_unverified(ENTRY[1:]) == ENTRY[1:]
+    assert seal.strip_unverified(PAYLOAD) == PAYLOAD

@@ -20,7 +20,7 @@ class Hostile:
 hostile = pickle.dumps(Hostile())
 key, other = Key.derive(b"k" * 32), Key.derive(b"o" * 32)
 revoked = Key.derive(b"r" * 32)._replace(revoked=1.0)
-farm, stranger = (Key.ed25519(keys.public_of(private), private) for private in (b"f" * 32, b"s" * 32))
+farm, stranger = (Key.make_ed25519(keys.derive_public(private), private) for private in (b"f" * 32, b"s" * 32))
 limited = farm._replace(id=b"limited!", namespaces=("prod",))
 sealed = seal.attach(hostile, Kind.AOT_ENTRY, "key", key, {})
 contents = {
@@ -45,12 +45,12 @@ def watch(event, arguments):
     if event in ("import", "exec", "compile", "open", "marshal.loads") or event.split(".")[0] in ("pickle", "os"):
         seen.append(event)
 
-find = {each.id: each for each in (key, revoked, farm.public_part(), limited.public_part())}.get
+find = {each.id: each for each in (key, revoked, farm.extract_public(), limited.extract_public())}.get
 keys.verify(farm.public, bytes(64), b"")  # the library is imported by the first signature
 sys.addaudithook(watch)
 reasons = [seal.verify(content, Kind.AOT_ENTRY, "key", find).reason for content in contents.values()]
 for content in contents.values():
-    seal.payload_of(content)
+    seal.strip_unverified(content)
 during = list(seen)
 pickle.loads(hostile)
 print(json.dumps([list(contents), [reason.value if reason else "None" for reason in reasons], during, seen]))

@@ -7,7 +7,7 @@ from helpers.sealed import ENTRY, KEY, PAYLOAD, PROVENANCE, verify
 from hypothesis import given
 from hypothesis import strategies as st
 
-from safecache.files import opening
+from safecache.fs import opening
 from safecache.reporting.kinds import Kind, Reason
 from safecache.signing import seal
 from safecache.signing.keys import Key

@@ -34,7 +34,7 @@ def test_key_file_in_json_seals(key, sealing):
     sealing(key)
     ring = keyring.current()
     assert ring.signing == key and ring.find(key.id) == key
-    content = saving._seal(b"payload", Ref(Kind.FX_ENTRY, "k"), {})
+    content = saving._attach_seal(b"payload", Ref(Kind.FX_ENTRY, "k"), {})
     assert seal.verify(content, Kind.FX_ENTRY, "k", ring.find).reason is None
 
 
@@ -51,8 +51,8 @@ def test_sealing_key_that_is_revoked_or_expired_seals_nothing(key, where, change
     sealing(change(key) if where == "key file" else key)
     ring = keyring.current()
     assert ring.signing is None and ring.problem == f"the sealing key {key.id.hex()} {message}"
-    assert saving._seal(b"payload", Ref(Kind.FX_ENTRY, "k"), {}) == b"payload"
-    assert ring.find(key.id).objection(time.time()) is not None
+    assert saving._attach_seal(b"payload", Ref(Kind.FX_ENTRY, "k"), {}) == b"payload"
+    assert ring.find(key.id).find_objection(time.time()) is not None
 
 
 def test_own_key_that_was_revoked_without_its_secret_seals_nothing():
@@ -118,11 +118,11 @@ def test_process_with_the_public_part_alone_reads_and_does_not_save(sealing, tmp
     sealing(PUBLIC)
     ring = keyring.current()
     assert ring.signing is None and ring.find(PUBLIC.id) == PUBLIC
-    content = saving._seal(b"payload", Ref(Kind.FX_ENTRY, "k"), {})
+    content = saving._attach_seal(b"payload", Ref(Kind.FX_ENTRY, "k"), {})
     assert content == b"payload"
     for _ in range(2):
-        saving.write(Ref(Kind.FX_ENTRY, "k", str(tmp_path / "cache")), content)
+        saving.write_entry(Ref(Kind.FX_ENTRY, "k", str(tmp_path / "cache")), content)
     assert not (tmp_path / "cache").exists()
     (record,) = caplog.records
     assert f"SAFECACHE_KEY_FILE holds only the public part of key {PUBLIC.id.hex()}" in record.getMessage()
-    assert "[no key]" in record.getMessage() and events.counters()["no key"] == 2
+    assert "[no key]" in record.getMessage() and events.read_counters()["no key"] == 2

@@ -21,7 +21,7 @@ def sealed(isolated):
 
 
 def seal_as(payload, kind=Kind.SIDE_RECORD):
-    return seal.attach(payload, kind, SUBJECT, keyring.current().signing, provenance.statement(kind), "")
+    return seal.attach(payload, kind, SUBJECT, keyring.current().signing, provenance.make_statement(kind), "")
 
 
 def test_record_is_read_back(sealed):

@@ -125,7 +125,7 @@ def test_key_supplies_the_namespaces_of_its_patterns_alone(key, patterns, namesp
 
 def test_entries_are_saved_for_the_namespace_of_the_settings(settings):
     settings(SAFECACHE_NAMESPACE="prod")
-    content = saving._seal(PAYLOAD, Ref(Kind.AOT_ENTRY, "the key"), {})
+    content = saving._attach_seal(PAYLOAD, Ref(Kind.AOT_ENTRY, "the key"), {})
     assert judged(content) is None
     settings(SAFECACHE_NAMESPACE="staging")
     assert judged(content) is Reason.OTHER_NAMESPACE
@@ -173,7 +173,7 @@ def test_whatever_was_signed_verifies_with_the_public_part_and_keeps_its_payload
 ):
     content = seal.attach(payload, Kind.FX_ENTRY, cache_key, PRIVATE, provenance, namespace)
     assert verify(content, Kind.FX_ENTRY, cache_key, [PUBLIC], namespace) == (None, PRIVATE.id, provenance)
-    assert seal.payload_of(content) == payload
+    assert seal.strip_unverified(content) == payload
 
 
 def test_stock_torch_unpickles_a_signed_entry():

@@ -20,12 +20,14 @@ KEY = "the key"
 
 
 def sealed(kind=Kind.FX_ENTRY, **provenance):
-    return seal.attach(b"payload", kind, KEY, keyring.current().signing, {**of_build.statement(kind), **provenance})
+    return seal.attach(
+        b"payload", kind, KEY, keyring.current().signing, {**of_build.make_statement(kind), **provenance}
+    )
 
 
 def test_sealed_entry_is_taken_and_counted():
     assert trust.judge(sealed(), Kind.FX_ENTRY, KEY, None) is None
-    assert events.counters() == {"verified": 1}
+    assert events.read_counters() == {"verified": 1}
 
 
 @pytest.mark.parametrize(
@@ -40,7 +42,7 @@ def test_sealed_entry_is_taken_and_counted():
 )
 def test_refused_entry_is_not_counted_as_used(content, reason):
     refusal = trust.judge(content(), Kind.FX_ENTRY, KEY, None)
-    assert refusal.reason is reason and events.counters() == {}
+    assert refusal.reason is reason and events.read_counters() == {}
 
 
 def test_private_trust_takes_nothing_unsealed_that_came_from_no_file(settings):
@@ -63,22 +65,22 @@ def test_private_trust_takes_what_nobody_else_could_have_written(tmp_path, setti
     directory = tmp_path / "cache"
     directory.mkdir()
     directory.chmod(mode)
-    path = directory / layout.entry_name(b"payload")
+    path = directory / layout.name_entry(b"payload")
     path.write_bytes(b"payload")
     refusal = trust.judge(b"payload", Kind.FX_ENTRY, KEY, str(path))
     assert (refusal and refusal.reason) == reason
-    assert events.counters() == ({} if reason else {"accepted as private": 1})
+    assert events.read_counters() == ({} if reason else {"accepted as private": 1})
 
 
 @pytest.mark.parametrize("about_key", [True, False])
 def test_key_is_named_where_the_refusal_is_about_it(about_key):
     reason = Reason.REVOKED_KEY if about_key else Reason.DAMAGED
     verdict = seal.Verdict(reason, b"\xab" * 8)
-    assert trust.evidence(verdict).endswith(
+    assert trust.explain_verdict(verdict).endswith(
         "revoked: " + "ab" * 8 if about_key else "does not match the digest in its seal"
     )
-    assert not trust.evidence(verdict._replace(key_id=None)).endswith(":")
-    assert trust.evidence(verdict._replace(reason=None)) == ""
+    assert not trust.explain_verdict(verdict._replace(key_id=None)).endswith(":")
+    assert trust.explain_verdict(verdict._replace(reason=None)) == ""
 
 
 OURS, THEIRS = keys.Key.derive(b"o" * 32), keys.Key.derive(b"t" * 32)
@@ -103,7 +105,7 @@ def test_refusal_of_an_unknown_key_says_which_keys_there_are(monkeypatch, ring, 
 
 
 def test_remedy_is_adopting_a_file_a_key_for_what_a_stranger_has_sealed_and_none_for_what_will_be_replaced(tmp_path):
-    path = tmp_path / "aotautograd" / "key" / layout.entry_name(b"payload")
+    path = tmp_path / "aotautograd" / "key" / layout.name_entry(b"payload")
     assert f"safecache adopt {tmp_path}" in trust.judge(b"payload", Kind.AOT_ENTRY, KEY, str(path)).remedy
     by_a_stranger = seal.attach(b"payload", Kind.AOT_ENTRY, KEY, THEIRS, {})
     assert "SAFECACHE_KEY_FILE" in trust.judge(by_a_stranger, Kind.AOT_ENTRY, KEY, None).remedy
@@ -113,7 +115,9 @@ def test_remedy_is_adopting_a_file_a_key_for_what_a_stranger_has_sealed_and_none
 def test_payload_of_a_seal_whose_algorithm_is_not_known_is_all_of_it():
     content = bytearray(sealed())
     content[-10] = 99
-    assert seal.split(bytes(content)).algorithm == 99 and seal.payload_of(bytes(content)) == bytes(content)
+    assert seal.split_unverified(bytes(content)).algorithm == 99 and seal.strip_unverified(bytes(content)) == bytes(
+        content
+    )
 
 
 def test_what_does_not_verify_is_used_only_while_observing_and_nothing_is_sealed_after_it(
@@ -125,11 +129,13 @@ def test_what_does_not_verify_is_used_only_while_observing_and_nothing_is_sealed
     settings(SAFECACHE="observe")
     not_a_file = refusal._replace(reason=Reason.NOT_A_FILE)
     assert not trust.is_observed(not_a_file, Kind.FX_ENTRY, "/cache/a") and keyring.current().signing is not None
-    ephemeral = keyring.key()
+    ephemeral = keyring.get_ephemeral_key()
     for _ in range(2):
         assert trust.is_observed(refusal, Kind.FX_ENTRY, "/cache/a")
         assert keyring.current().signing is None and keyring.find(ephemeral.id) is None
-    assert "would refuse FX graph entry /cache/a [unsealed]" in caplog.text and events.counters() == {"unsealed": 2}
+    assert "would refuse FX graph entry /cache/a [unsealed]" in caplog.text and events.read_counters() == {
+        "unsealed": 2
+    }
     read, write = os.pipe()
     child = os.fork()
     if not child:

@@ -7,8 +7,8 @@ import os
 
 import pytest
 
-from safecache.files import filesystem, mounts
-from safecache.files.mounts import Mount
+from safecache.fs import filesystem, mounts
+from safecache.fs.mounts import Mount
 from safecache.store import entry_files
 
 
@@ -37,7 +37,7 @@ def on(monkeypatch):
 
     def on(file_system):
         monkeypatch.setattr(mounts._network_devices, "now", {})
-        monkeypatch.setattr(mounts, "mount_of", lambda path: file_system and Mount("/", file_system, ()))
+        monkeypatch.setattr(mounts, "find_mount", lambda path: file_system and Mount("/", file_system, ()))
 
     return on
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from safecache.files import filesystem
+from safecache.fs import filesystem
 from safecache.places import layout
 from safecache.reporting.kinds import Reason
 from safecache.store import entry_files, quarantine
@@ -133,10 +133,10 @@ def kept_names(cache):
 
 def test_what_was_moved_there_is_no_entry_and_no_code_of_the_cache_any_more(cache):
     root = str(cache)
-    for location in [*layout.walk(root), *layout.code(root)]:
+    for location in [*layout.walk(root), *layout.walk_code(root)]:
         assert entry_files.quarantine(location.path, root, Reason.DAMAGED) is not None
     assert len(kept_names(cache)) == 4
-    assert [*layout.walk(root), *layout.code(root)] == []
+    assert [*layout.walk(root), *layout.walk_code(root)] == []
     assert all(layout.locate(str(path)) is None for path in cache.rglob(".safecache/quarantine/*"))
 
 

@@ -7,7 +7,7 @@ import logging
 
 import pytest
 
-from safecache.files import filesystem
+from safecache.fs import filesystem
 from safecache.places.layout import CodeFile
 from safecache.reporting.kinds import Kind
 from safecache.store import gate, manifests
@@ -34,7 +34,7 @@ def copy(library, other, kind=Kind.NATIVE_CODE):
 
 
 def of(library, root, kind=Kind.NATIVE_CODE):
-    return manifests.read_record_bytes(CodeFile(str(library), str(root), kind))
+    return manifests.read_unverified_record(CodeFile(str(library), str(root), kind))
 
 
 def fail(monkeypatch, name, number):
@@ -73,7 +73,7 @@ def test_record_that_cannot_be_written_is_reported_unless_another_directory_is_u
 ):
     caplog.set_level(logging.WARNING, logger="safecache")
     gate.attest_file(CodeFile(str(library), str(library.parents[1]), kind))
-    monkeypatch.setattr(fallback, "replaced", lambda error: replaced)
+    monkeypatch.setattr(fallback, "replace_if_failed", lambda error: replaced)
     fail(monkeypatch, "write", number)
     assert not copy(library, other, kind)
     if kind is Kind.NATIVE_CODE and replaced and number == errno.ENOSPC:

@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from safecache.files import filesystem
+from safecache.fs import filesystem
 from safecache.store import entry_files
 
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from safecache.files import filesystem
+from safecache.fs import filesystem
 from safecache.reporting.kinds import Reason
 from safecache.store import entry_files
-from safecache.store.quarantine import is_its_name, is_unchanged, opened
+from safecache.store.quarantine import is_its_name, is_unchanged, open_quarantine
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def test_entry_is_moved_with_a_note_of_why(entry):
 
 
 def test_quarantine_that_never_was_is_not_made_by_looking_into_it(tmp_path):
-    with pytest.raises(FileNotFoundError), opened(str(tmp_path)):
+    with pytest.raises(FileNotFoundError), open_quarantine(str(tmp_path)):
         pass
     assert os.listdir(tmp_path) == []
 

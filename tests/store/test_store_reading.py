@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from conftest import needs_root
 
-from safecache.files import filesystem, opening
+from safecache.fs import filesystem, opening
 from safecache.places import layout
 from safecache.reporting.kinds import Reason
 from safecache.store import entry_files
@@ -52,19 +52,19 @@ def test_file_in_place_of_the_directory_is_an_error(tmp_path):
 @pytest.mark.parametrize("content", [b"", b"entry", bytes(3_000_000)], ids=["empty", "small", "large"])
 def test_regular_file_is_read_whole(tmp_path, content):
     (tmp_path / "entry").write_bytes(content)
-    assert entry_files.read_entry(str(tmp_path / "entry")) == content
+    assert entry_files.read_unverified_entry(str(tmp_path / "entry")) == content
 
 
 def test_entry_that_is_gone_is_not_found(tmp_path):
     with pytest.raises(FileNotFoundError):
-        entry_files.read_entry(str(tmp_path / "absent"))
+        entry_files.read_unverified_entry(str(tmp_path / "absent"))
 
 
 @pytest.mark.parametrize("what", NOT_FILES, ids=lambda what: what.replace(" ", "-"))
 def test_what_is_not_a_file_is_refused_at_once(tmp_path, what):
     NOT_FILES[what](tmp_path / "entry")
     with pytest.raises(opening.UnusableEntry) as caught:
-        entry_files.read_entry(str(tmp_path / "entry"))
+        entry_files.read_unverified_entry(str(tmp_path / "entry"))
     assert caught.value.reason is Reason.NOT_A_FILE
     assert caught.value.detail == f"a {what.removeprefix('dangling ')}"
 
@@ -78,7 +78,7 @@ def test_device_is_refused_without_opening_it(monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(filesystem, "open", opened)
         with pytest.raises(opening.UnusableEntry) as caught:
-            entry_files.read_entry("/dev/null")
+            entry_files.read_unverified_entry("/dev/null")
     assert (caught.value.reason, caught.value.detail) == (Reason.NOT_A_FILE, "a device")
 
 
@@ -87,7 +87,7 @@ def test_file_of_another_user_is_refused(tmp_path):
     (tmp_path / "entry").write_bytes(b"entry")
     os.chown(tmp_path / "entry", 54321, -1)
     with pytest.raises(opening.UnusableEntry) as caught:
-        entry_files.read_entry(str(tmp_path / "entry"))
+        entry_files.read_unverified_entry(str(tmp_path / "entry"))
     assert (caught.value.reason, caught.value.detail) == (Reason.FOREIGN_OWNER, "of uid 54321")
 
 
@@ -96,7 +96,7 @@ def test_file_of_another_user_is_read_where_the_cache_is_shared(tmp_path, settin
     settings(SAFECACHE_SHARED=1)
     (tmp_path / "entry").write_bytes(b"entry")
     os.chown(tmp_path / "entry", 54321, -1)
-    assert entry_files.read_entry(str(tmp_path / "entry")) == b"entry"
+    assert entry_files.read_unverified_entry(str(tmp_path / "entry")) == b"entry"
 
 
 @pytest.mark.parametrize("what", NOT_FILES, ids=lambda what: what.replace(" ", "-"))
@@ -104,7 +104,7 @@ def test_what_is_not_a_file_is_refused_in_a_shared_cache_too(tmp_path, settings,
     settings(SAFECACHE_SHARED=1)
     NOT_FILES[what](tmp_path / "entry")
     with pytest.raises(opening.UnusableEntry):
-        entry_files.read_entry(str(tmp_path / "entry"))
+        entry_files.read_unverified_entry(str(tmp_path / "entry"))
 
 
 @pytest.fixture
@@ -120,13 +120,13 @@ def swapped(tmp_path, monkeypatch):
 def test_fifo_swapped_in_after_the_first_look_is_refused_at_once(swapped):
     os.mkfifo(swapped)
     with pytest.raises(opening.UnusableEntry, match="FIFO"):
-        entry_files.read_entry(str(swapped))
+        entry_files.read_unverified_entry(str(swapped))
 
 
 def test_link_swapped_in_after_the_first_look_is_not_followed(swapped):
     make_link(swapped)
     with pytest.raises(OSError, match="symbolic links"):
-        entry_files.read_entry(str(swapped))
+        entry_files.read_unverified_entry(str(swapped))
 
 
 @needs_root
@@ -134,4 +134,4 @@ def test_file_of_another_user_swapped_in_after_the_first_look_is_refused(swapped
     swapped.write_bytes(b"entry")
     os.chown(swapped, 54321, -1)
     with pytest.raises(opening.UnusableEntry, match="54321"):
-        entry_files.read_entry(str(swapped))
+        entry_files.read_unverified_entry(str(swapped))

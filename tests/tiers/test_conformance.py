@@ -32,8 +32,8 @@ class TestDirectory(TierTests):
         def forget(ref):
             """As the command gc does."""
             path = os.path.join(layer, os.path.relpath(ref.path, cache))
-            going = [group for group in inventory.take(str(layer)).groups if path in group.paths]
-            return any(eviction.remove(group, str(layer)) for group in going)
+            going = [group for group in inventory.take_inventory(str(layer)).groups if path in group.paths]
+            return any(eviction.remove_group(group, str(layer)) for group in going)
 
         return Held(
             Tiers(),

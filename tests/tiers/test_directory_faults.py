@@ -84,7 +84,7 @@ def test_file_and_what_lies_below_it_are_no_directories(tmp_path):
     file = tmp_path / "file"
     file.touch(mode=0o777)
     for path in (file, file / "cache"):
-        assert directory_faults.objection(str(path)).startswith(str(file))
+        assert directory_faults.find_objection(str(path)).startswith(str(file))
 
 
 def test_directory_is_not_to_blame_for_a_process_that_can_open_no_more_files(tmp_path, monkeypatch):

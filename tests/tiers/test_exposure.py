@@ -9,9 +9,9 @@ import pytest
 from conftest import needs_root
 
 from safecache import session
-from safecache.code import sources
+from safecache.built_code import sources
 from safecache.errors import EntryRefusedError
-from safecache.files import ownership
+from safecache.fs import ownership
 from safecache.places import layout
 from safecache.places.layout import CodeFile
 from safecache.reporting import events
@@ -42,7 +42,7 @@ def exposed(root):
 
 def test_private_directory_is_silent(root, caplog):
     directory_faults.check(str(root))
-    assert not events.counters() and not caplog.records
+    assert not events.read_counters() and not caplog.records
 
 
 def test_is_said_once_with_the_evidence_and_every_remedy(exposed, caplog):
@@ -56,7 +56,7 @@ def test_is_said_once_with_the_evidence_and_every_remedy(exposed, caplog):
         "SAFECACHE_TRUST=shared",
     ):
         assert words in record.getMessage()
-    assert events.counters() == {"directory writable by others": 1}
+    assert events.read_counters() == {"directory writable by others": 1}
     subprocess.run(["chmod", "-R", "go-w", str(exposed)], check=True)
     session.reset()
     directory_faults.check(str(exposed))
@@ -67,12 +67,12 @@ def test_two_directories_below_the_one_at_fault_are_one_warning(exposed, caplog)
     for name in ("one", "other"):
         (exposed / name).mkdir()
         directory_faults.check(str(exposed / name))
-    assert len(caplog.records) == 1 and events.counters() == {"directory writable by others": 2}
+    assert len(caplog.records) == 1 and events.read_counters() == {"directory writable by others": 2}
 
 
 def test_is_looked_at_once_a_process(exposed, monkeypatch):
     directory_faults.check(str(exposed))
-    monkeypatch.setattr(ownership, "why_not_private", lambda *rest, **named: pytest.fail("looked again"))
+    monkeypatch.setattr(ownership, "find_exposure", lambda *rest, **named: pytest.fail("looked again"))
     directory_faults.check(str(exposed))
 
 
@@ -87,7 +87,7 @@ def test_strict_mode_raises_each_time(exposed, settings):
 def test_directory_that_is_shared_on_purpose_is_silent(exposed, settings, strict, caplog):
     settings(SAFECACHE_SHARED=1, SAFECACHE_STRICT=strict)
     directory_faults.check(str(exposed))
-    assert not events.counters() and not caplog.records
+    assert not events.read_counters() and not caplog.records
 
 
 def test_directory_that_is_not_there_yet_is_looked_at_when_it_is(root):
@@ -95,22 +95,22 @@ def test_directory_that_is_not_there_yet_is_looked_at_when_it_is(root):
     (root / "later").mkdir()
     (root / "later").chmod(0o777)
     directory_faults.check(str(root / "later"))
-    assert events.counters() == {"directory writable by others": 1}
+    assert events.read_counters() == {"directory writable by others": 1}
 
 
 @needs_root
 def test_group_of_this_user_alone_is_nobody_else(root, monkeypatch):
     os.chown(root, -1, 4242)
     root.chmod(0o775)
-    monkeypatch.setattr(ownership, "own_group", lambda: 4242)
+    monkeypatch.setattr(ownership, "find_own_group", lambda: 4242)
     directory_faults.check(str(root))
-    assert not events.counters()
+    assert not events.read_counters()
 
 
 def test_worker_leaves_the_warning_to_its_parent_and_is_strict_itself(exposed, settings):
     directory_faults.leave_to_parent()
     directory_faults.check(str(exposed))
-    assert not events.counters()
+    assert not events.read_counters()
     settings(SAFECACHE_STRICT=1)
     directory_faults._settled.reset()
     with pytest.raises(EntryRefusedError):
@@ -133,7 +133,7 @@ def settle(root):
 @pytest.mark.parametrize("use", [keep, judge, settle])
 def test_whatever_is_sealed_or_verified_below_it_is_said(exposed, use):
     use(exposed)
-    assert events.counters()["directory writable by others"] == 1
+    assert events.read_counters()["directory writable by others"] == 1
 
 
 def test_strict_error_leaves_a_lookup_though_torch_swallows_it(exposed, settings):
@@ -147,7 +147,7 @@ def test_strict_error_leaves_a_lookup_though_torch_swallows_it(exposed, settings
 
 def test_unsealed_entry_of_an_exposed_directory_is_refused_by_private_trust(exposed, settings):
     """Shared or not."""
-    path = exposed / layout.entry_name(b"content")
+    path = exposed / layout.name_entry(b"content")
     path.write_bytes(b"content")
     for shared in (0, 1):
         settings(SAFECACHE_TRUST="private", SAFECACHE_SHARED=shared)

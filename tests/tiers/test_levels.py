@@ -12,7 +12,7 @@ from conftest import python
 from helpers.fresh import forget_levels
 
 from safecache.errors import CacheWriteError
-from safecache.files import filesystem
+from safecache.fs import filesystem
 from safecache.places.layout import CodeFile
 from safecache.places.refs import locate
 from safecache.ports import Published, observe
@@ -34,23 +34,23 @@ def put(path, content=b"content", kind=Kind.NATIVE_CODE):
 def test_torch_is_told_of_the_local_level_and_so_are_processes_that_this_one_starts(shared, local, tmp_path):
     assert local.startswith(str(tmp_path / "local" / "safecache-local-")) and str(shared).replace("/", "-")[1:] in local
     assert [stat.S_IMODE(os.stat(path).st_mode) for path in (local, os.path.dirname(local))] == [0o700, 0o700]
-    assert config.child_environment()["TORCHINDUCTOR_CACHE_DIR"] == local
-    assert config.redirected() == (local, str(shared))
+    assert config.copy_environment()["TORCHINDUCTOR_CACHE_DIR"] == local
+    assert config.get_redirection() == (local, str(shared))
 
 
 def test_process_that_was_started_goes_on_with_both_levels(shared, local, monkeypatch):
     forget_levels()
     fallback.ensure_cache_directory(lambda: "nowhere")
-    assert config.cache_directory() == local and levels.counterpart(f"{local}/ab/c.so") == f"{shared}/ab/c.so"
+    assert config.cache_directory() == local and levels.find_counterpart(f"{local}/ab/c.so") == f"{shared}/ab/c.so"
 
 
 def test_process_that_was_started_knows_the_levels_before_it_asks_for_the_cache(shared, local, monkeypatch):
     forget_levels()
-    assert levels.counterpart(f"{local}/triton/0/KEY") == f"{shared}/triton/0/KEY"
+    assert levels.find_counterpart(f"{local}/triton/0/KEY") == f"{shared}/triton/0/KEY"
 
 
 def test_child_takes_the_local_level_for_no_stand_in(shared, local):
-    code = "import sys; from safecache.tiers import fallback; print(fallback.original(sys.argv[1]), *fallback.iter_lower_paths(*sys.argv[1:]))"
+    code = "import sys; from safecache.tiers import fallback; print(fallback.find_original(sys.argv[1]), *fallback.iter_lower_paths(*sys.argv[1:]))"
     done = python(code, env={"SAFECACHE_LOCAL": config.current().local}, arguments=(f"{local}", local))
     assert done.stdout.split("\n")[0] == f"None {(str(shared), str(shared))}", done
 
@@ -59,7 +59,7 @@ def test_process_that_was_started_without_the_setting_uses_the_shared_one(shared
     forget_levels()
     settings(SAFECACHE_LOCAL="")
     fallback.ensure_cache_directory(lambda: "nowhere")
-    assert config.cache_directory() == str(shared) and config.redirected() is None
+    assert config.cache_directory() == str(shared) and config.get_redirection() is None
 
 
 def test_end_of_redirection_brings_back_the_shared_one(shared, local):
@@ -68,12 +68,12 @@ def test_end_of_redirection_brings_back_the_shared_one(shared, local):
 
 
 def test_directories_of_like_names_have_different_levels(shared):
-    assert levels.place_of("/a/b") != levels.place_of("/a-b")
-    assert levels.place_of("/a/\n;ü") and "\n" not in levels.place_of("/a/\n;ü")
+    assert levels.find_place("/a/b") != levels.find_place("/a-b")
+    assert levels.find_place("/a/\n;ü") and "\n" not in levels.find_place("/a/\n;ü")
 
 
 def test_local_level_has_none_itself(shared, local):
-    assert levels.place_of(local) is None
+    assert levels.find_place(local) is None
 
 
 def test_shared_level_is_the_first_layer_and_only_of_what_lies_in_the_local_one(shared, local, settings):
@@ -104,20 +104,20 @@ def test_file_is_sent_with_its_record_which_comes_first(shared, local, monkeypat
     assert directories.propagate_file(CodeFile(path))
     there = f"{shared}/ab/c.so"
     assert renamed == [manifests.record_path(CodeFile(there, str(shared))), there]
-    assert gate.refusal_for_file(CodeFile(there, str(shared))) is None and os.stat(there).st_mode & 0o777 == 0o755
+    assert gate.judge_file(CodeFile(there, str(shared))) is None and os.stat(there).st_mode & 0o777 == 0o755
 
 
 def test_copy_from_the_shared_level_keeps_the_record_of_who_sealed_it(shared, local):
     path = f"{local}/ab/c.so"
     put(path)
     directories.propagate_file(CodeFile(path))
-    record = manifests.read_record_bytes(CodeFile(path, local))
+    record = manifests.read_unverified_record(CodeFile(path, local))
     for place in (path, manifests.record_path(CodeFile(path, local))):
         os.unlink(place)
     assert bundles.fetch(locate(Kind.NATIVE_CODE, path, local))
     assert (
-        manifests.read_record_bytes(CodeFile(path, local)) == record
-        and gate.refusal_for_file(CodeFile(path, local)) is None
+        manifests.read_unverified_record(CodeFile(path, local)) == record
+        and gate.judge_file(CodeFile(path, local)) is None
     )
 
 
@@ -195,7 +195,7 @@ def test_shared_level_that_cannot_be_looked_into_is_said_once_and_left_alone(sha
     for _ in range(3):
         assert list(fallback.iter_lower_paths(f"{local}/c.py", local)) == []
     assert not directories.send_content(CodeFile(f"{local}/c.py", kind=Kind.SOURCE), b"source"), "nor is it written"
-    assert len(looks) == 1 and len(caplog.records) == 1 and events.counters() == {"unusable directory": 1}
+    assert len(looks) == 1 and len(caplog.records) == 1 and events.read_counters() == {"unusable directory": 1}
 
 
 def test_shared_level_that_is_not_there_yet_is_looked_for_again_and_made(shared, local, caplog):
@@ -231,7 +231,7 @@ def test_local_level_that_others_could_write_is_not_used(shared, tmp_path, caplo
 
 
 def test_local_level_is_looked_at_once_a_minute(shared, local, monkeypatch):
-    monkeypatch.setattr(levels, "objection", None)
+    monkeypatch.setattr(levels, "find_objection", None)
     for _ in range(3):
         fallback.ensure_cache_directory(lambda: "nowhere")
     assert config.cache_directory() == local
@@ -243,7 +243,7 @@ def test_publishing_starts_a_sweep_of_the_local_level_and_none_of_the_shared_one
     started = []
     observe(Published, limits.keep)
     limits._next.reset()
-    monkeypatch.setattr(limits, "_start", lambda command: started.append(command[-1]))
+    monkeypatch.setattr(limits, "_start_sweep", lambda command: started.append(command[-1]))
     settings(SAFECACHE_LOCAL=tmp_path / "local", SAFECACHE_MAX_FILES=1)
     entry_files.publish(f"{local}/triton/0/KEY/k.json", b"content", f"{local}/triton/0")
     entry_files.publish(f"{shared}/triton/0/KEY/k.json", b"content", f"{shared}/triton/0")

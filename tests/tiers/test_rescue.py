@@ -44,7 +44,7 @@ def failing_at(cache):
 def test_work_is_done_once_more_elsewhere(cache):
     work, tried = failing_at(cache)
     assert fallback.attempt(work) == "done" and len(tried) == 2
-    assert fallback.original(tried[1]) == str(cache) and os.stat(tried[1]).st_mode & 0o777 == 0o700
+    assert fallback.find_original(tried[1]) == str(cache) and os.stat(tried[1]).st_mode & 0o777 == 0o700
     assert fallback.attempt(work) == "done" and tried[2] == tried[1], "which stays so for a while"
 
 
@@ -84,7 +84,7 @@ def test_fault_is_said_once(cache, caplog):
     config.end_redirection()
     fallback.attempt(work)
     assert len(caplog.records) == 1 and str(cache) in caplog.text
-    assert events.counters()["unusable directory"] == 2
+    assert events.read_counters()["unusable directory"] == 2
 
 
 def test_directory_that_is_mended_is_used_again_after_a_minute(cache, monkeypatch):
@@ -92,19 +92,19 @@ def test_directory_that_is_mended_is_used_again_after_a_minute(cache, monkeypatc
     cache.write_text("in the way")
     fallback.ensure_cache_directory(lambda: str(cache))
     place = config.cache_directory()
-    assert fallback.original(place) == str(cache)
+    assert fallback.find_original(place) == str(cache)
     cache.unlink()
     fallback.ensure_cache_directory(lambda: str(cache))
     assert config.cache_directory() == place
     later = time.monotonic() + 61
     monkeypatch.setattr(time, "monotonic", lambda: later)
     fallback.ensure_cache_directory(lambda: str(cache))
-    assert config.cache_directory() == str(cache) and config.redirected() is None
+    assert config.cache_directory() == str(cache) and config.get_redirection() is None
 
 
 def test_directory_is_looked_at_once_a_minute(cache, monkeypatch):
     looks = []
-    monkeypatch.setattr(fallback.directory_faults, "objection", looks.append)
+    monkeypatch.setattr(fallback.directory_faults, "find_objection", looks.append)
     for _ in range(5):
         fallback.ensure_cache_directory(lambda: str(cache))
     assert looks == [str(cache)]
@@ -117,7 +117,7 @@ def test_directory_that_has_failed_is_looked_at_again(cache, settings, monkeypat
     with pytest.raises(CacheWriteError):
         fallback.attempt(failing_at(cache)[0])
     looks = []
-    monkeypatch.setattr(fallback.directory_faults, "objection", looks.append)
+    monkeypatch.setattr(fallback.directory_faults, "find_objection", looks.append)
     fallback.ensure_cache_directory(lambda: str(cache))
     assert looks == [str(cache)]
 

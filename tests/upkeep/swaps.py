@@ -31,7 +31,7 @@ from helpers.caches import DAY, HOUR, Cache, key  # noqa: E402
 from safecache.cli.main import main as command_line  # noqa: E402
 from safecache.explain import key_records  # noqa: E402
 from safecache.explain.key_records import KeyRecord  # noqa: E402
-from safecache.files import opening, temporaries  # noqa: E402
+from safecache.fs import opening, temporaries  # noqa: E402
 from safecache.isolation import crashes  # noqa: E402
 from safecache.places import layout  # noqa: E402
 from safecache.reporting.kinds import Kind, Reason  # noqa: E402
@@ -62,7 +62,7 @@ def fill(root: Path) -> None:
         cache.journal(f"{age}", age)
     for number in range(2):  # one is adopted and then signed anew, the other is damaged
         content = pickle.dumps(number)
-        cache.file(root / "aotautograd" / key("a", f"good {number}") / layout.entry_name(content), HOUR, content)
+        cache.file(root / "aotautograd" / key("a", f"good {number}") / layout.name_entry(content), HOUR, content)
     (root / ".safecache" / "trash" / "0123456789abcdef").mkdir(parents=True)
     (root / "fxgraph" / ".1.2.tmp").touch()
     os.utime(root / "fxgraph" / ".1.2.tmp", (0, 0))
@@ -103,7 +103,7 @@ def publish(root):
 def look_up(root):
     for location in layout.walk(root):
         with contextlib.suppress(OSError, opening.UnusableEntry):
-            entry_files.read_entry(location.path)
+            entry_files.read_unverified_entry(location.path)
 
 
 def set_aside(root):

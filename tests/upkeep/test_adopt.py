@@ -32,7 +32,7 @@ def root(tmp_path):
 
 def put(root, content, kind=Kind.AOT_ENTRY, name=None):
     """An entry file, named as torch would unless a name is given."""
-    path = root / FOLDERS[kind] / (name or layout.entry_name(content))
+    path = root / FOLDERS[kind] / (name or layout.name_entry(content))
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content)
     return path
@@ -51,8 +51,8 @@ def assert_sealed_by_us(path, kind):
     content = path.read_bytes()
     verdict = seal.verify(content, kind, KEYS[kind], keyring.current().find)
     assert verdict.reason is None and verdict.provenance["adopted"] == "yes"
-    assert path.name == layout.entry_name(content)
-    assert pickle.loads(content) == VALUE and seal.payload_of(content) == PAYLOAD
+    assert path.name == layout.name_entry(content)
+    assert pickle.loads(content) == VALUE and seal.strip_unverified(content) == PAYLOAD
 
 
 def state(path):
@@ -104,7 +104,7 @@ def test_entries_that_can_be_are_sealed_beside_one_that_cannot(root):
 
 
 def test_damaged_entry_is_skipped(root):
-    path = put(root, PAYLOAD[:-1], name=layout.entry_name(PAYLOAD))
+    path = put(root, PAYLOAD[:-1], name=layout.name_entry(PAYLOAD))
     assert_skipped(root, path, "damaged: its name is not the hash of its content")
 
 

@@ -42,12 +42,12 @@ def places(tmp_path, settings, isolated):
             made = packing._NewPack(spool)
             copied = copies.copy(sources, made, told, threads=1)
             with open(path, "wb") as file:
-                file.writelines(made.parts({}))
+                file.writelines(made.make_parts({}))
         return copied, packing._Pack(path)
 
     def to_remote(sources, there):
         there.mkdir()
-        remote = Remote(client.background_client(f"file://{there}"))
+        remote = Remote(client.get_background(f"file://{there}"))
         return copies.copy(sources, remote, told), remote
 
     return {"directory": to_directory, "pack": to_pack, "remote": to_remote}
@@ -87,7 +87,7 @@ def readable(place, listings):
 def test_what_is_altered_once_it_was_listed_is_not_read(places, cache, tmp_path, place):
     """Each file by itself, at its beginning, in the middle and at its end."""
     _, source = places[place]([Directory(str(cache))], tmp_path / "first")
-    listings = list(source.listings())
+    listings = list(source.list_bundles())
     given, fewer = readable(source, listings), 0
     assert len({ref for ref, _ in given}) == filled.BUNDLES
     for path in sorted(path for path in (tmp_path / "first").rglob("*") if path.is_file()):
@@ -116,7 +116,7 @@ def test_entries_of_one_key_are_joined_from_all_sources(places, cache, tmp_path)
     other = filled.entry(tmp_path / "other", Kind.FX_ENTRY, filled.GRAPH, b"with other guards")
     for place in PLACES:
         _, there = places[place]([Directory(str(cache)), Directory(str(tmp_path / "other"))], tmp_path / place)
-        (found,) = [listing for listing in there.listings() if listing.ref.key == filled.GRAPH]
+        (found,) = [listing for listing in there.list_bundles() if listing.ref.key == filled.GRAPH]
         assert len(found.names) == 2 and other.name in found.names, place
 
 
@@ -136,7 +136,7 @@ def test_what_vllm_keeps_is_sent_as_its_lookups_ask_for_it(places, tmp_path):
     """Its models by their place in its cache, what lies in its caches as that of any other."""
     nested = "torch_aot_compile/" + "0" * 64 + "/rank_0_0"
     top = tmp_path / "vllm" / "torch_compile_cache"
-    stated = provenance.statement(Kind.AOT_FUNCTION)
+    stated = provenance.make_statement(Kind.AOT_FUNCTION)
     model = seal.attach(b"a model", Kind.AOT_FUNCTION, "", keyring.current().signing, stated)
     filled.write(top / nested / "model", model)
     filled.fill(top / nested / "inductor_cache")
@@ -156,14 +156,14 @@ def test_what_two_caches_have_is_sent_once(places, tmp_path):
         filled.fill(top / "torch_aot_compile" / ("0" * 64) / f"rank_{rank}_0" / "inductor_cache")
     source = Directory(str(tmp_path / "vllm"))
     _, remote = places["remote"]([source], tmp_path / "remote")
-    assert len(list(remote.listings())) == filled.BUNDLES
+    assert len(list(remote.list_bundles())) == filled.BUNDLES
     assert copies.copy([source], remote, lambda *_: None).counts == {Fate.THERE: 2 * filled.BUNDLES}
 
 
 def test_what_a_remote_says_of_another_place_is_not_believed(places, cache, tmp_path):
     """A kernel for a device, listed as one of Triton's own: it goes where its sealed row says."""
     _, remote = places["remote"]([Directory(str(cache))], tmp_path / "remote")
-    listings = [listing._replace(ref=listing.ref._replace(root="triton")) for listing in remote.listings()]
+    listings = [listing._replace(ref=listing.ref._replace(root="triton")) for listing in remote.list_bundles()]
     for listing in listings:
         bundle = remote.read(listing)
         assert bundle.refusal is None and bundle.ref.root.startswith("inductor")

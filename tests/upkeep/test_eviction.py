@@ -9,12 +9,12 @@ from conftest import needs_root
 from helpers.caches import DAY, HOUR, Cache, at_each_rename, key
 
 from safecache.errors import CacheWriteError
-from safecache.files import folders, mounts
+from safecache.fs import folders, mounts
 from safecache.reporting.kinds import Kind
 from safecache.upkeep import eviction
 from safecache.upkeep.eviction import Limits
 
-RUNNING_TORCH = eviction.running_torch
+RUNNING_TORCH = eviction.find_running_torch
 
 
 @pytest.fixture
@@ -191,21 +191,21 @@ def test_entry_published_beside_an_old_one_is_kept_and_so_is_what_comes_while_it
 def test_library_that_a_process_has_mapped_stays(cache, monkeypatch):
     library, other = cache.code("a", 30 * DAY)[1], cache.code("b", 30 * DAY)[1]
     maps = {("a.so", other.stat().st_ino): 1, (library.name, library.stat().st_ino): 4711}
-    monkeypatch.setattr(eviction, "mapped", lambda: maps)
+    monkeypatch.setattr(eviction, "list_mapped_files", lambda: maps)
     done = sweep(cache, age=DAY)
     assert removed(done) == [key("c", "b")] and reasons(done) == {key("c", "a"): "process 4711 has it mapped"}
 
 
 def test_header_stays_while_a_process_runs_torch(cache, monkeypatch):
     """One that has looked for it hours ago includes it when it compiles again."""
-    monkeypatch.setattr(eviction, "running_torch", RUNNING_TORCH)
+    monkeypatch.setattr(eviction, "find_running_torch", RUNNING_TORCH)
     cache.header("a", 30 * DAY)
     cache.code("a", 30 * DAY)
-    monkeypatch.setattr(eviction, "mapped", lambda: {("libc.so.6", 1): 1, ("libtorch_python.so", 2): 4711})
+    monkeypatch.setattr(eviction, "list_mapped_files", lambda: {("libc.so.6", 1): 1, ("libtorch_python.so", 2): 4711})
     done = sweep(cache, age=DAY)
     assert [group.kind for group in done.removed] == [Kind.NATIVE_CODE]
     assert list(reasons(done).values()) == ["process 4711 runs torch, and may be about to include it"]
-    monkeypatch.setattr(eviction, "mapped", lambda: {("libc.so.6", 1): 1})
+    monkeypatch.setattr(eviction, "list_mapped_files", lambda: {("libc.so.6", 1): 1})
     assert [group.kind for group in sweep(cache, age=DAY).removed] == [Kind.HEADER]
 
 
@@ -267,7 +267,7 @@ def test_dry_run_names_the_same_groups_and_changes_nothing(cache):
 
 def test_forced_sweep_heeds_neither_use_nor_locks_nor_maps(cache, monkeypatch, holding):
     library, lock = cache.code("a", 0)[1:4:2]
-    monkeypatch.setattr(eviction, "mapped", lambda: {(library.name, library.stat().st_ino): 4711})
+    monkeypatch.setattr(eviction, "list_mapped_files", lambda: {(library.name, library.stat().st_ino): 4711})
     with holding(lock):
         done = sweep(cache, {"heed_jobs": False}, size=-1)
     assert removed(done) == [key("c", "a")]
@@ -299,7 +299,7 @@ def test_directory_that_becomes_a_link_is_not_followed(cache, tmp_path, monkeypa
     outside = Cache(tmp_path / "outside")
     cache.aot("a", 30 * DAY)
     victim = outside.aot("a", 30 * DAY)
-    take = eviction.take
+    take = eviction.take_inventory
 
     def replaced(root):
         found = take(root)
@@ -307,7 +307,7 @@ def test_directory_that_becomes_a_link_is_not_followed(cache, tmp_path, monkeypa
         os.symlink(outside.root / "aotautograd", cache.root / "aotautograd")
         return found
 
-    monkeypatch.setattr(eviction, "take", replaced)
+    monkeypatch.setattr(eviction, "take_inventory", replaced)
     done = sweep(cache, age=DAY)
     assert done.removed == [] and victim.exists() and "cannot be removed" in reasons(done)[key("a", "a")]
 
@@ -362,14 +362,14 @@ def test_directory_that_another_user_has_closed_stays_and_stops_nothing(cache, m
     cache.aot("a", 30 * DAY)
     os.chown(closed, 4242, -1)
     os.utime(closed, (0, 0))
-    names = folders.Folder.names
+    names = folders.Folder.list_names
 
     def refuse(folder):
         if folder.place == str(closed):
             raise PermissionError(13, "Permission denied", folder.place)
         return names(folder)
 
-    monkeypatch.setattr(folders.Folder, "names", refuse)
+    monkeypatch.setattr(folders.Folder, "list_names", refuse)
     done = sweep(cache, age=DAY)
     assert removed(done) == [key("a", "a")] and reasons(done) == {closed.name: "it belongs to uid 4242"}
 

@@ -7,7 +7,7 @@ import random
 
 from helpers.caches import HOUR, NOW, Cache, at_each_rename, key
 
-from safecache.files import stamps
+from safecache.fs import stamps
 from safecache.reporting.kinds import Kind
 from safecache.upkeep import eviction, inventory
 from safecache.upkeep.eviction import Limits
@@ -39,7 +39,7 @@ class Job:
 
     def check(self):
         """No entry leads nowhere, no code is without its record, no record without its file, and nothing lies about."""
-        found = inventory.take(str(self.cache.root))
+        found = inventory.take_inventory(str(self.cache.root))
         kinds = {kind: {group.name for group in found.groups if group.kind is kind} for kind in Kind}
         assert not kinds[Kind.RECORD] and not kinds[Kind.TEMPORARY] and not kinds[Kind.LOCK]
         assert {key("f", f"{name} {part}") for name in self.names(kinds) for part in ("fw", "bw")} <= kinds[
@@ -70,7 +70,7 @@ def test_day_of_eviction_keeps_the_limits_and_the_working_set(tmp_path, monkeypa
         rename()
 
     at_each_rename(monkeypatch, used_meanwhile)
-    monkeypatch.setattr(eviction, "mapped", dict)
+    monkeypatch.setattr(eviction, "list_mapped_files", dict)
     for step in range(int(24 * HOUR / STEP)):
         job.cache.now = NOW + step * STEP
         # Each model of the working set is used every four hours, at a time of its own.

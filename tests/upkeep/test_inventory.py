@@ -8,7 +8,7 @@ import shutil
 import pytest
 from helpers.caches import HOUR, Cache, key
 
-from safecache.files import folders
+from safecache.fs import folders
 from safecache.reporting.kinds import Kind
 from safecache.upkeep import inventory
 
@@ -19,7 +19,7 @@ def cache(tmp_path):
 
 
 def group_of(cache, kind):
-    [group] = [group for group in inventory.take(str(cache.root)).groups if group.kind is kind]
+    [group] = [group for group in inventory.take_inventory(str(cache.root)).groups if group.kind is kind]
     return group
 
 
@@ -54,7 +54,7 @@ def group_of(cache, kind):
 )
 def test_group_is_all_that_belongs_together(cache, make, kind):
     made = make(cache)
-    found = inventory.take(str(cache.root))
+    found = inventory.take_inventory(str(cache.root))
     assert [group.kind for group in found.groups] == [kind] and found.other == []
     [group] = found.groups
     assert sorted(file.path for file in group.all_files) == sorted(map(str, made)) == sorted(map(str, cache.files()))
@@ -75,7 +75,7 @@ def test_directory_of_headers_by_itself_has_headers(cache):
 
 def test_same_kernel_of_two_devices_is_two_groups_with_their_own_records(cache):
     made = [cache.kernel("a", HOUR, device) for device in ("0", "1")]
-    groups = inventory.take(str(cache.root)).groups
+    groups = inventory.take_inventory(str(cache.root)).groups
     assert sorted(sorted(file.path for file in group.all_files) for group in groups) == [
         sorted(map(str, files)) for files in made
     ]
@@ -92,7 +92,7 @@ def test_record_and_lock_of_what_is_gone_are_groups_of_their_own(cache):
     cpp, library, _, lock = cache.code("a", HOUR)
     cpp.unlink()
     library.unlink()
-    assert {group.kind for group in inventory.take(str(cache.root)).groups} == {Kind.RECORD, Kind.LOCK}
+    assert {group.kind for group in inventory.take_inventory(str(cache.root)).groups} == {Kind.RECORD, Kind.LOCK}
     assert group_of(cache, Kind.LOCK).lock.path == str(lock)
 
 
@@ -106,7 +106,7 @@ def test_directory_with_a_file_that_is_being_written_is_told(cache):
     temporary = cache.aot("a", HOUR).with_name(".0123456789abcdef.tmp")
     cache.file(temporary, 0)
     beside = cache.file(cache.code("b", HOUR)[0].with_name(".1.2.tmp"), 0)
-    found = inventory.take(str(cache.root))
+    found = inventory.take_inventory(str(cache.root))
     assert found.writing == sorted([str(temporary.parent), str(beside.parent)])
 
 
@@ -139,14 +139,14 @@ STRANGERS = [
 @pytest.mark.parametrize("path", STRANGERS)
 def test_what_is_not_recognised_is_counted_and_belongs_to_no_group(cache, path):
     made = cache.file(cache.root / path, HOUR)
-    found = inventory.take(str(cache.root))
+    found = inventory.take_inventory(str(cache.root))
     assert found.groups == [] and [file.path for file in found.other] == [str(made)]
 
 
 def test_record_of_what_is_not_recognised_stays_with_it(cache):
     cache.file(cache.root / "elsewhere" / "lib.so", HOUR)
     cache.record("lib.so", HOUR)
-    found = inventory.take(str(cache.root))
+    found = inventory.take_inventory(str(cache.root))
     assert found.groups == [] and len(found.other) == 2
 
 
@@ -162,7 +162,7 @@ def test_link_in_the_place_of_a_directory_is_not_followed(cache, tmp_path, place
     (cache.root / place).parent.mkdir(exist_ok=True)
     target = other.root / place if (other.root / place).exists() else other.root / key("c", "a")[1:3]
     os.symlink(target, cache.root / place)
-    found = inventory.take(str(cache.root))
+    found = inventory.take_inventory(str(cache.root))
     assert found.groups == [] and [file.path for file in found.other] == [str(cache.root / place)]
 
 
@@ -170,14 +170,14 @@ def test_link_in_the_place_of_a_source_is_no_part_of_a_group(cache, tmp_path):
     own = key("c", "x")
     (cache.root / own[1:3]).mkdir()
     os.symlink(tmp_path, cache.root / own[1:3] / f"{own}.py")
-    assert inventory.take(str(cache.root)).groups == []
+    assert inventory.take_inventory(str(cache.root)).groups == []
 
 
 def test_cache_that_is_emptied_meanwhile_is_listed_without_an_error(cache, monkeypatch):
     for name in "abc":
         cache.aot(name, HOUR)
         cache.code(name, HOUR)
-    names, emptied = folders.Folder.names, []
+    names, emptied = folders.Folder.list_names, []
 
     def then_empty(folder):
         found = names(folder)
@@ -186,11 +186,14 @@ def test_cache_that_is_emptied_meanwhile_is_listed_without_an_error(cache, monke
             emptied.append(folder.place)
         return found
 
-    monkeypatch.setattr(folders.Folder, "names", then_empty)
-    assert {group.kind for group in inventory.take(str(cache.root)).groups} <= {Kind.AOT_ENTRY, Kind.NATIVE_CODE}
+    monkeypatch.setattr(folders.Folder, "list_names", then_empty)
+    assert {group.kind for group in inventory.take_inventory(str(cache.root)).groups} <= {
+        Kind.AOT_ENTRY,
+        Kind.NATIVE_CODE,
+    }
     assert len(emptied) == 2
 
 
 def test_directory_that_is_not_there_is_an_error(tmp_path):
     with pytest.raises(FileNotFoundError):
-        inventory.take(str(tmp_path / "nowhere"))
+        inventory.take_inventory(str(tmp_path / "nowhere"))

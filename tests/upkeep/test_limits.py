@@ -22,7 +22,7 @@ def started(monkeypatch):
     """The commands that were started, and not run."""
     commands = []
     session.reset()
-    monkeypatch.setattr(limits, "_start", commands.append)
+    monkeypatch.setattr(limits, "_start_sweep", commands.append)
     observe(Published, limits.keep)
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
     return commands
@@ -73,7 +73,7 @@ def test_sweep_that_cannot_be_started_is_one_warning_and_no_error(tmp_path, sett
     limits._next.reset()
     (tmp_path / ".safecache" / "gc.stamp").unlink()
     publish(tmp_path)
-    assert events.counters()["over limit"] == 2
+    assert events.read_counters()["over limit"] == 2
     [record] = caplog.records
     assert "No such file or directory: '/nowhere/python'" in record.message and "safecache gc" in record.message
     assert aged.exists() and run("gc", tmp_path).code == 0 and not aged.exists()
@@ -92,7 +92,7 @@ def test_sweep_that_cannot_be_started_is_one_warning_and_no_error(tmp_path, sett
 )
 def test_sweep_is_of_the_whole_cache(root, cache, expected):
     environ = {"TORCHINDUCTOR_CACHE_DIR": cache} if cache else {}
-    assert layout.whole(root, environ) == expected
+    assert layout.find_whole_cache(root, environ) == expected
 
 
 def test_started_sweep_keeps_the_limit_and_is_waited_for(tmp_path, settings, monkeypatch):

@@ -14,8 +14,8 @@ import sys
 import pytest
 from helpers.key_cases import PRIVATE, PUBLIC, put
 
-from safecache.code import packages
-from safecache.files import filesystem
+from safecache.built_code import packages
+from safecache.fs import filesystem
 from safecache.places import layout
 from safecache.signing import key_files, keyring, seal
 from safecache.store import attestations, manifests
@@ -23,7 +23,7 @@ from safecache.upkeep import audit
 from safecache.upkeep.audit import adopt
 
 GOOD, EVIL = pickle.dumps("good"), pickle.dumps("evil")
-ENTRY, LIBRARY = f"aotautograd/akey/{layout.entry_name(GOOD)}", "ab/cabcd.main.so"
+ENTRY, LIBRARY = f"aotautograd/akey/{layout.name_entry(GOOD)}", "ab/cabcd.main.so"
 GENUINE = (GOOD, hashlib.sha256(GOOD).hexdigest())
 # After how many more calls what was there before is there again: each moment has one of these, and never.
 BACK, NEVER = (1, 2, 4), sys.maxsize
@@ -143,9 +143,9 @@ def sealed_by_us(root):
     ours = keyring.current().signing
     for path in root.rglob("*"):
         content = path.read_bytes() if path.is_file() else b""
-        footer = seal.split(content)
+        footer = seal.split_unverified(content)
         if footer is not None and footer.key_id == ours.id:
-            payload = seal.payload_of(content)
+            payload = seal.strip_unverified(content)
             yield manifests.read_unverified(content).get("sha256") or payload
 
 
@@ -167,7 +167,7 @@ def test_adopt_seals_no_package_that_others_could_have_written(tmp_path, each_ex
 
 def test_sign_seals_nothing_that_no_trusted_key_has_sealed(of_a_farm, each_exchange):
     def run(root):
-        audit.countersign(layout.walk(str(root)), layout.code(str(root)))
+        audit.countersign(layout.walk(str(root)), layout.walk_code(str(root)))
 
     for path in [path for path in of_a_farm.rglob("*") if path.is_file()]:
         each_exchange(run, of_a_farm, path.relative_to(of_a_farm))

@@ -27,7 +27,7 @@ def cache(tmp_path):
     root = tmp_path / "cache"
 
     def put(content, kind=Kind.AOT_ENTRY, folder="aotautograd/akey"):
-        path = root / folder / layout.entry_name(content)
+        path = root / folder / layout.name_entry(content)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
         return path

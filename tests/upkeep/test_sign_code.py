@@ -54,7 +54,7 @@ def of_a_farm(root, settings, tmp_path):
     """The code, attested by a key of which this user has the public part."""
     key_files.save(str(tmp_path / "private"), PRIVATE)
     settings(SAFECACHE_KEY_FILE=tmp_path / "private")
-    for file in layout.code(str(root)):
+    for file in layout.walk_code(str(root)):
         gate.attest_file(file)
     settings(SAFECACHE_KEY_FILE="")
     put(PUBLIC)
@@ -62,7 +62,7 @@ def of_a_farm(root, settings, tmp_path):
 
 
 def test_code_is_found_where_inductor_and_triton_put_it(root):
-    found = {file.path: (file.root, file.kind) for file in layout.code(str(root))}
+    found = {file.path: (file.root, file.kind) for file in layout.walk_code(str(root))}
     assert found == {
         str(root / INDUCTOR): (str(root), Kind.NATIVE_CODE),
         str(root / KERNEL): (str(root), Kind.KERNEL),

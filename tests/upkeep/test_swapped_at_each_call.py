@@ -16,7 +16,7 @@ from functools import partial
 
 import pytest
 
-from safecache.files import filesystem
+from safecache.fs import filesystem
 from safecache.upkeep import eviction
 from upkeep import swaps
 from upkeep.swaps import ACTIONS, HOW, PLACES, TASKS, exchange, prepare, state
@@ -75,7 +75,7 @@ def seam(moments, monkeypatch):
 
     for name in ("descend", "lstat", "stat", "unlink", "rename", "read", "write", "close"):
         monkeypatch.setattr(filesystem, name, watched(getattr(filesystem, name)))
-    monkeypatch.setattr(eviction, "mapped", dict)
+    monkeypatch.setattr(eviction, "list_mapped_files", dict)
 
 
 @pytest.fixture

@@ -310,14 +310,14 @@ def test_cpu_that_lacks_instructions_or_has_wider_ones_is_named():
         return comparison.check_cpus(Baseline(_parts(cpu=[there]), {}, 1))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(provenance, "instructions", lambda: here)
+        patch.setattr(provenance, "list_instructions", lambda: here)
         (lacking,) = of_cpus(f"avx512f {here}")
         assert lacking.text.startswith(
             'CPU differs [other CPU]: baked "with avx512f", here "without". Recompiling here. '
         )
         assert [each.misses for each in of_cpus("avx sse x86_64")] == [True]
         assert list(of_cpus(here)) == []
-        patch.setattr(provenance, "instructions", lambda: f"{here} rdseed")
+        patch.setattr(provenance, "list_instructions", lambda: f"{here} rdseed")
         assert list(of_cpus(here)) == []
 
 

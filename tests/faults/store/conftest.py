@@ -6,7 +6,7 @@ import pytest
 from helpers.in_process import isolated, settings
 
 from faults.store.faulty import Calls
-from safecache.files import filesystem
+from safecache.fs import filesystem
 
 __all__ = ["calls", "isolated", "settings", "waits"]
 

@@ -1,4 +1,4 @@
-"""The file-system calls of the store, noted and made to fail: all of safecache.files.filesystem that the kernel answers."""
+"""The file-system calls of the store, noted and made to fail: all of safecache.fs.filesystem that the kernel answers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from safecache.files import filesystem
+from safecache.fs import filesystem
 
 ERRORS = ["ENOSPC", "EDQUOT", "EIO", "EROFS", "EMFILE", "ESTALE", "EBUSY", "EACCES", "EINTR", "ENOMEM"]
 _OWN = {"GONE", "LISTED", "NOWHERE", "PASSING", "realpath", "READING", "identity", "retry", "sleep", "write_all"}

@@ -18,7 +18,7 @@ from pathlib import Path
 TESTS = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(TESTS.parent)]
 
-from safecache.files import temporaries  # noqa: E402
+from safecache.fs import temporaries  # noqa: E402
 from safecache.places import layout  # noqa: E402
 from safecache.reporting.kinds import Reason  # noqa: E402
 from safecache.store import entry_files  # noqa: E402
@@ -53,7 +53,7 @@ def _work(root: str) -> None:
             entry_files.quarantine(path, root, Reason.DAMAGED)
         else:
             for name in layout.list_entries(os.path.dirname(path)):
-                entry_files.read_entry(os.path.join(os.path.dirname(path), name))
+                entry_files.read_unverified_entry(os.path.join(os.path.dirname(path), name))
 
 
 def _kill_one(root: str) -> None:

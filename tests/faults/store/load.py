@@ -69,7 +69,7 @@ class _Worker:
     def put(self, key: str, directory: str) -> None:
         content = _entry(key, self.chance.randrange(_VERSIONS))
         # Under a name that is replaced, and under one of its own.
-        name = self.chance.choice(["entry", layout.entry_name(content)])
+        name = self.chance.choice(["entry", layout.name_entry(content)])
         entry_files.publish(os.path.join(directory, name), content, self.root)
         self.done["put"] += 1
 
@@ -79,10 +79,10 @@ class _Worker:
             content = loading.read_unverified(_KIND, path, listed=True)
             if content is None or not loading.accept_or_quarantine(Ref(_KIND, key, self.root), content, path=path):
                 self.done["miss"] += 1
-            elif seal.payload_of(content) in [_payload(key, version) for version in range(_VERSIONS)]:
+            elif seal.strip_unverified(content) in [_payload(key, version) for version in range(_VERSIONS)]:
                 self.done["hit"] += 1
             else:
-                self.wrong.append(f"{path} gave {seal.payload_of(content)[:40]!r}")
+                self.wrong.append(f"{path} gave {seal.strip_unverified(content)[:40]!r}")
 
     def damage(self, directory: str) -> None:
         """As a disk does: the file that is there, in place."""
@@ -100,7 +100,7 @@ def _run(number: int, root: str, operations: int, results: str) -> None:
         worker.work(operations)
     except Exception:
         worker.wrong.append(traceback.format_exc())
-    said = {"done": worker.done, "wrong": worker.wrong, "counters": events.counters()}
+    said = {"done": worker.done, "wrong": worker.wrong, "counters": events.read_counters()}
     Path(results, str(number)).write_text(json.dumps(said))
 
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from faults.store.faulty import ERRORS, Plan, descriptors, plans
-from safecache.files import filesystem, folders, opening, temporaries
-from safecache.files.opening import UnusableEntry
+from safecache.fs import filesystem, folders, opening, temporaries
+from safecache.fs.opening import UnusableEntry
 from safecache.places import layout
 from safecache.reporting.kinds import Reason
 from safecache.store import entry_files
@@ -117,7 +117,7 @@ def test_file_whose_sync_failed_is_not_synced_again(entry, calls, error, monkeyp
 def read_all(entry):
     """As a lookup does: list, then read what is named."""
     return [
-        entry_files.read_entry(os.path.join(entry.parent, name), listed=True)
+        entry_files.read_unverified_entry(os.path.join(entry.parent, name), listed=True)
         for name in layout.list_entries(entry.parent)
     ]
 
@@ -132,7 +132,7 @@ def copied(entry):
 
 GETS = {
     "lookup": (lambda entry: read_all(entry), [OLD]),
-    "read": (lambda entry: entry_files.read_entry(str(entry)), OLD),
+    "read": (lambda entry: entry_files.read_unverified_entry(str(entry)), OLD),
     "part": (lambda entry: opening.read_regular(str(entry), opening.check_regular, limit=7), OLD[:7]),
     "digest": (
         lambda entry: opening.digest_regular(str(entry), opening.check_regular),
@@ -178,7 +178,7 @@ def test_what_is_listed_and_not_found_is_looked_for_again(entry, calls):
 
 def test_what_is_not_listed_and_not_found_is_not_waited_for(entry, calls, waits):
     with pytest.raises(FileNotFoundError):
-        entry_files.read_entry(str(entry))
+        entry_files.read_unverified_entry(str(entry))
     assert waits == []
 
 
@@ -186,7 +186,7 @@ def test_error_that_took_long_is_not_waited_for_again(entry, calls, waits, monke
     clock = iter(range(0, 1000, 60))
     monkeypatch.setattr(filesystem, "monotonic", lambda: next(clock))
     anew(entry, OLD)
-    raised = attempt(calls, Plan(0, errno.EIO, every=True), lambda: entry_files.read_entry(str(entry)))
+    raised = attempt(calls, Plan(0, errno.EIO, every=True), lambda: entry_files.read_unverified_entry(str(entry)))
     assert raised.errno == errno.EIO and waits == []
 
 

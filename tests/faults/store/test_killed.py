@@ -14,7 +14,7 @@ import pytest
 
 from faults.store import traced
 from faults.store.traced import NEW, OLD, needs_strace
-from safecache.files import temporaries
+from safecache.fs import temporaries
 from safecache.reporting.kinds import Reason
 from safecache.store import entry_files
 

@@ -9,7 +9,7 @@ import pytest
 
 from faults.store.disk import Recorder, after_loss
 from safecache.entries import loading
-from safecache.files import temporaries
+from safecache.fs import temporaries
 from safecache.places.refs import Ref
 from safecache.reporting.kinds import Kind
 from safecache.signing import keyring, seal

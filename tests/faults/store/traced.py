@@ -35,11 +35,11 @@ os.path.exists({end!r})
 ACTIONS = {
     "put": f"entry_files.publish(entry, {NEW!r}, root)",
     "write": f"entry_files.write(entry, {NEW!r}, make_directories=True)",
-    "get": "[entry_files.read_entry(os.path.dirname(entry) + '/' + name) for name in layout.list_entries(os.path.dirname(entry))]",
+    "get": "[entry_files.read_unverified_entry(os.path.dirname(entry) + '/' + name) for name in layout.list_entries(os.path.dirname(entry))]",
     "quarantine": f"print(entry_files.quarantine(entry, root, Reason.DAMAGED, {OLD!r}))",
     "compile": "flyer.compile_once(root)",
 }
-_IMPORTS = {"compile": "from flights import flyer"}
+_IMPORTS = {"compile": "from single_flight import flyer"}
 # Of memory, which changes nothing that outlives the process.
 _NOT_OF_FILES = {"mmap", "munmap", "mprotect", "brk", "+++"}
 # After which all on the disk is as it was before, as after an open without these flags.

@@ -1,4 +1,0 @@
-"""Code that torch, Triton and servers build and then load: verify it, or have it rebuilt.
-
-May import the rooms up to entries.
-"""
