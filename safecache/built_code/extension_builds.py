@@ -27,6 +27,7 @@ __all__ = [
     "admit",
     "build",
     "check_file",
+    "has_built",
     "make_private_directory",
     "postpone_lock",
     "report_private_build",
@@ -152,6 +153,11 @@ def report_private_build(name: str, directory: str, private: str, why: str, vari
     message = f"cannot use the build directory {directory}"
     remedy = f"Built {name} in {private}. Help: export {variable}=DIR  # or mend what is wrong there"
     events.report(Reason.UNUSABLE_DIRECTORY, message, why=why, cause=directory, remedy=remedy, error=error)
+
+
+def has_built(directory: str) -> bool:
+    """Tell whether build() has been called for ``directory`` in this process."""
+    return directory in _verified.now
 
 
 def admit(directory: str, name: str) -> str:

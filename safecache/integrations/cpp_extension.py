@@ -11,7 +11,7 @@ from safecache import compiles, load_errors
 from safecache.built_code import extension_builds
 from safecache.patching.hook import verifier
 
-__all__ = ["build_library", "import_module_from_library", "jit_compile", "run_ninja_build"]
+__all__ = ["build_library", "import_module_from_library", "init_allocator", "jit_compile", "run_ninja_build"]
 
 
 @verifier(
@@ -83,3 +83,22 @@ def run_ninja_build(wrapped: Callable[..., Any], instance: Any, args: Any, kwarg
     if compiles.current.is_planning:
         return None
     return load_errors.explain_build(wrapped, args, kwargs, "the extension is compiled with it", language="C++")
+
+
+@verifier(
+    "torch.cuda.memory:CUDAPluggableAllocator.__init__(self, path_to_so_file, alloc_fn_name, free_fn_name)",
+    why="Servers build an allocator in a shared directory and load it by its path, where others can replace it.",
+    issue="https://github.com/vllm-project/vllm/blob/v0.33.0/vllm/distributed/device_communicators/pynccl_allocator.py#L92",
+)
+def init_allocator(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> None:
+    """CUDAPluggableAllocator: an extension that this process has built is loaded as import_module_from_library() does.
+
+    Raises EntryRefusedError, in default mode too, for another file in its place.
+    """
+
+    def init(path_to_so_file: str, *rest: Any, **named: Any) -> None:
+        directory, name = os.path.split(path_to_so_file)
+        is_built = extension_builds.has_built(directory)
+        wrapped(extension_builds.admit(directory, name) if is_built else path_to_so_file, *rest, **named)
+
+    init(*args, **kwargs)

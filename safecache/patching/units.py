@@ -122,7 +122,7 @@ UNITS = [
     ),
     Unit(
         "cpp_extension",
-        {"cpp_extension": ("torch.utils.cpp_extension",)},
+        {"cpp_extension": ("torch.cuda.memory", "torch.utils.cpp_extension")},
         "Extensions that torch builds are loaded unverified.",
         needs=("inductor",),
     ),

@@ -172,3 +172,12 @@ def test_planted_library_that_cannot_be_moved_away_is_built_in_a_private_directo
     load(41, warnings=1)
     load(41, warnings=1)
     assert "EntryRefusedError" in home.run(load_scenes.load_operators, source="", strict=True).errors
+
+
+def test_allocator_that_was_replaced_after_its_build_is_not_loaded(home, place):
+    """Servers let torch build it in a directory for all users, and name the file there."""
+    stock = home.run(load_scenes.load_allocator, planted="planted", stock=True)
+    assert stock.result == [False], stock
+    assert home.run(load_scenes.load_allocator, planted="").result == [True]
+    answer = home.run(load_scenes.load_allocator, planted="planted")
+    assert answer.errors[:1] == ["EntryRefusedError"], answer

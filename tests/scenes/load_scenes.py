@@ -406,6 +406,33 @@ def load_operators(source, name="probe", folder="", more=(), standalone=False):
     return {"steps": steps, "answer": answer, "path": loaded, "took": took}
 
 
+def load_allocator(planted):
+    """Build an allocator, append ``planted`` to it, and load it by its path, as servers do: whether that was loaded."""
+    from unittest import mock
+
+    from torch.cuda.memory import CUDAPluggableAllocator
+    from torch.utils import cpp_extension
+
+    directory = os.environ["TORCH_EXTENSIONS_DIR"]
+    source, path = os.path.join(directory, "probe.cpp"), os.path.join(directory, "probe.so")
+    cpp_extension.load("probe", [source], is_python_module=False, build_directory=directory)
+    with open(path, "rb") as file:
+        content = file.read()
+    with open(f"{path}.new", "wb") as file:
+        file.write(content + planted.encode())
+    os.replace(f"{path}.new", path)
+    loaded, stock = [], ctypes.CDLL
+
+    def load(name, *rest, **named):
+        with open(name, "rb") as file:
+            loaded.append(file.read() == content)
+        return stock(name, *rest, **named)
+
+    with mock.patch.object(ctypes, "CDLL", load):
+        CUDAPluggableAllocator(path, "answer", "answer")
+    return loaded
+
+
 def activate():
     """As a process that begins with these settings."""
     import safecache

@@ -46,6 +46,7 @@ MODULES = (
     "torch.utils._filelock",
     "torch.utils.file_baton",
     "torch.utils._triton",
+    "torch.cuda.memory",
     "torch.utils.cpp_extension",
     "torch._inductor.aoti_eager",
     "torch._inductor.codegen.cutlass.cache",
