@@ -150,13 +150,10 @@ def digest_source(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs:
     """_file_digest: None for what is no file of a sane size."""
 
     def digest(path: Path) -> str | None:
-        known = sys.modules[f"{_COMPILE}.cache"]._digest_cache
-        if path not in known:
-            most = entry_files.max_entry_size(Kind.SOURCE)
-            try:
-                known[path] = opening.digest_regular(str(path), opening.check_up_to(most), limit=most).hex()
-            except (OSError, opening.UnusableEntry):
-                known[path] = None
+        try:
+            opening.check_up_to(entry_files.max_entry_size(Kind.SOURCE))(os.stat(path))
+        except (OSError, opening.UnusableEntry):
+            return None
         found: str | None = wrapped(path)
         return found
 
