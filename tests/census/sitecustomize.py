@@ -72,7 +72,7 @@ def _watch_gate() -> None:
         if verdict.reason is None:
             _attest(content)
             _say("attested", cache_key)  # that of a precompiled function is the digest of its source
-            _say_stated(seal.payload_of(content))
+            _say_stated(seal.strip_unverified(content))
         return verdict
 
     def inspect_watched(end, *rest, **named):
