@@ -59,11 +59,8 @@ def _parse_mount(line: str) -> Mount | None:
     if not separator or len(fields) < 6 or not rest:
         return None
     options = dict.fromkeys(fields[5].split(",") + (rest[2].split(",") if len(rest) > 2 else []))
-    return Mount(_unescape(fields[4]), rest[0], tuple(options))
-
-
-def _unescape(text: str) -> str:
-    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), text)
+    point = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), fields[4])
+    return Mount(point, rest[0], tuple(options))
 
 
 def _is_below(path: str, point: str) -> bool:

@@ -333,11 +333,16 @@ def _compile_several(directory: Path, pattern: str, make: Callable[[], Any]) -> 
     why="FlashInfer embeds whatever cubin has the name of the one that it would assemble, whoever has put it there.",
     issue=f"{_NEWER}/kda_kernels/ptx/static_runtime.py#L107",
 )
-def assemble_kda(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+def assemble_kda(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> bytes:
     """_cubin of KDA: the cubins are verified. Raises as _compile_once() does."""
     default = sys.modules["flashinfer.jit.env"].FLASHINFER_JIT_DIR / "kda_ptx"
     directory = Path(config.get_environment().get("FLASHINFER_KDA_PTX_CACHE_DIR", default))
-    return _compile_several(directory, "*.cubin", partial(wrapped, *args, **kwargs))
+
+    def assemble(name: str) -> bytes:
+        cubin: bytes = _compile_several(directory, f"{name}-*.cubin", partial(wrapped, name))
+        return cubin
+
+    return assemble(*args, **kwargs)
 
 
 @verifier("b12x.loader._native:_build()", why=_EXISTS, issue=f"{_NEWER}/experimental/b12x/loader/_native.py#L104")
@@ -347,7 +352,13 @@ def assemble_kda(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: 
 def build_loader(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
     """_build of b12x's loader, and _load of that for GPUDirect: what is imported is verified. Raises as above."""
     cache = Path(config.get_environment().get("XDG_CACHE_HOME", Path.home() / ".cache"))
-    return _compile_several(cache / "b12x", "*/*/*.so", wrapped)
+    before = {
+        str(path): cute_dsl.identify_file(str(path)) for path in cache.glob("b12x/*/*/*.so") if _settle_file(str(path))
+    }
+    made = wrapped()
+    path = str(getattr(made, "__file__", made))  # others may appear meanwhile
+    _attest_if_new(path, before.get(path))
+    return made
 
 
 @verifier(f"{_KDA}.try_load(self)", why=_EXISTS, issue=f"{_ROOT}/kda_kernels/tirx/cache.py#L112")

@@ -131,12 +131,10 @@ def reap_once(directory: str) -> None:
         for name in folder.list_names():
             writer = _NAME.fullmatch(name)
             with suppress(OSError):
-                if writer and _is_old(folder.get_status(name)) and not _is_running(int(writer[1])):
-                    folder.remove(name)
-
-
-def _is_old(status: os.stat_result) -> bool:
-    return stat.S_ISDIR(status.st_mode) and time.time() - status.st_mtime >= _PATIENCE
+                if writer and not _is_running(int(writer[1])):
+                    status = folder.get_status(name)
+                    if stat.S_ISDIR(status.st_mode) and time.time() - status.st_mtime >= _PATIENCE:
+                        folder.remove(name)
 
 
 def _is_running(pid: int) -> bool:
