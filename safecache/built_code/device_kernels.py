@@ -20,6 +20,7 @@ from contextlib import suppress
 
 from safecache.built_code import kept_code, sources
 from safecache.fs import filesystem, opening, private_directory
+from safecache.places import layout
 from safecache.places.refs import Ref
 from safecache.reporting import report
 from safecache.reporting.kinds import Kind, Reason
@@ -46,8 +47,8 @@ _PATIENCE = 30.0
 class _Directory:
     """The run's directory of one library. One process at a time, by a lock, keeps what all of them add to it."""
 
-    def __init__(self, place: str) -> None:
-        self.place, self._kernels = place, os.path.join(place, "cache")
+    def __init__(self, place: str, root: str) -> None:
+        self.place, self._kernels, self._root = place, os.path.join(place, "cache"), root
         self._kept, self._seen, self._waits = set[str](), set[str](), 0
         os.makedirs(place, mode=0o700, exist_ok=True)
         self._lock = open(os.path.join(place, ".lock"), "ab")  # noqa: SIM115
@@ -60,8 +61,8 @@ class _Directory:
         while not os.path.isdir(self._kernels) and time.monotonic() < limit:
             if self._take_lock():
                 staged = tempfile.mkdtemp(dir=self.place)
-                for archive in _read_table():
-                    for name, code in _read_archive(archive).items():
+                for archive in _read_table(self._root):
+                    for name, code in _read_archive(self._root, archive).items():
                         if name not in self._kept:
                             _write_kernel(os.path.join(staged, name), code)
                             self._kept.add(name)
@@ -96,7 +97,7 @@ class _Directory:
             is_due = at_once or added == self._seen or self._waits == _MOST_WAITS
             self._seen, self._waits = added, 0 if is_due else self._waits + 1
             if added and is_due:
-                self._kept |= _keep_kernels({name: os.path.join(self._kernels, name) for name in added})
+                self._kept |= _keep_kernels(self._root, {name: os.path.join(self._kernels, name) for name in added})
 
     def end(self) -> None:
         """Keep nothing more."""
@@ -138,7 +139,7 @@ def redirect(variable: str, default: str) -> None:
             above = private_directory.get_run_directory(config.run_id())
         except PermissionError:
             above = private_directory.get_process_directory()
-        directory = _Directory(os.path.join(above, variable))
+        directory = _Directory(os.path.join(above, variable), _find_root(places[0]))
     for place in places:
         if directory is None or place != directory.place:
             _tell_unsealed(place)
@@ -153,10 +154,21 @@ def redirect(variable: str, default: str) -> None:
         call_at_exit(_keep_all)  # after that which removes the run's directory, so that it is called before
 
 
+def _find_root(place: str) -> str:
+    """Return the cache directory for the archives of a library that has its own cache at ``place``.
+
+    vLLM sets TORCHINDUCTOR_CACHE_DIR anew for each model, after DeepGEMM's import. So its models share one.
+    """
+    environ = config.get_environment()
+    vllm = layout.vllm_cache_dir(environ)
+    is_of_vllm = os.path.abspath(place).startswith(os.path.join(os.path.dirname(vllm), ""))
+    return os.path.join(vllm, layout.VLLM_CACHES[0]) if is_of_vllm else layout.inductor_cache_dir(environ)
+
+
 def _tell_unsealed(place: str) -> None:
     """Report the kernels that the library has there and nobody has sealed."""
     with suppress(OSError):  # it has none
-        unsealed = set(os.listdir(os.path.join(place, "cache"))) - _list_kept_names()
+        unsealed = set(os.listdir(os.path.join(place, "cache"))).difference(*_read_table(_find_root(place)).values())
         if unsealed:
             evidence = units.write_count(len(unsealed), "kernel has", "kernels have")
             evidence += " no sealed record, as stock compiles them"
@@ -166,8 +178,8 @@ def _tell_unsealed(place: str) -> None:
                 report.refuse(refusal, Kind.NATIVE_CODE, place, "Recompiling them; the files stay.")
 
 
-def _locate_archive(name: str) -> Ref:
-    return kept_code.locate(f"device kernels {name}", ".o")
+def _locate_archive(root: str, name: str) -> Ref:
+    return kept_code.locate(f"device kernels {name}", ".o", root)
 
 
 def _write_kernel(directory: str, code: bytes) -> None:
@@ -178,26 +190,22 @@ def _write_kernel(directory: str, code: bytes) -> None:
         os.mknod(os.path.join(directory, marker))
 
 
-def _read_table() -> dict[str, list[str]]:
+def _read_table(root: str) -> dict[str, list[str]]:
     """The names of the kernels in each archive, the oldest first; empty if there is none that verifies."""
-    found = kept_code.fetch(_locate_archive(_TABLE))
+    found = kept_code.fetch(_locate_archive(root, _TABLE))
     return {} if found is None else json.loads(found[0])
 
 
-def _list_kept_names() -> set[str]:
-    return {name for names in _read_table().values() for name in names}
-
-
-def _read_archive(archive: str) -> dict[str, bytes]:
+def _read_archive(root: str, archive: str) -> dict[str, bytes]:
     """The kernels in the archive, by name; none if neither the cache nor a tier has one that verifies."""
-    found = kept_code.fetch(_locate_archive(archive))
+    found = kept_code.fetch(_locate_archive(root, archive))
     if found is None:
         return {}
     with zipfile.ZipFile(io.BytesIO(found[0])) as file:
         return {name: file.read(name) for name in file.namelist()}
 
 
-def _keep_kernels(directories: Mapping[str, str]) -> set[str]:
+def _keep_kernels(root: str, directories: Mapping[str, str]) -> set[str]:
     """Keep the kernels in these directories, each by its name, and return the names of those that are complete.
 
     A kernel's name has a hash of its source, the headers, the compiler and its options. Raises OSError, and
@@ -208,9 +216,9 @@ def _keep_kernels(directories: Mapping[str, str]) -> set[str]:
         path = os.path.join(directory, _CODE)
         with suppress(FileNotFoundError):
             codes[name] = opening.read_regular(path, opening.check_private(path))
-    table = _read_table()
+    table = _read_table(root)
     if len(table) >= _MOST_ARCHIVES:
-        codes = {name: code for archive in table for name, code in _read_archive(archive).items()} | codes
+        codes = {name: code for archive in table for name, code in _read_archive(root, archive).items()} | codes
         table = {}
     if codes:
         content = io.BytesIO()
@@ -218,8 +226,8 @@ def _keep_kernels(directories: Mapping[str, str]) -> set[str]:
             for name, code in codes.items():
                 file.writestr(zipfile.ZipInfo(name), code)
         archive = hashlib.sha256(content.getvalue()).hexdigest()
-        kept_code.keep_content(_locate_archive(archive), content.getvalue())
-        kept_code.keep_content(_locate_archive(_TABLE), json.dumps(table | {archive: sorted(codes)}).encode())
+        kept_code.keep_content(_locate_archive(root, archive), content.getvalue())
+        kept_code.keep_content(_locate_archive(root, _TABLE), json.dumps(table | {archive: sorted(codes)}).encode())
     return codes.keys() & directories
 
 
@@ -228,10 +236,11 @@ def find_adoptions(root: str) -> Iterator[tuple[str, Callable[[], bool]]]:
 
     The step returns False if all are kept already. It raises UnusableEntry for what others could write, and OSError.
     """
-    place = os.path.join(root, "cache")
+    place, kept = os.path.join(root, "cache"), _find_root(root)
 
     def adopt() -> bool:
-        return bool(_keep_kernels({name: os.path.join(place, name) for name in names - _list_kept_names()}))
+        new = names.difference(*_read_table(kept).values())
+        return bool(_keep_kernels(kept, {name: os.path.join(place, name) for name in new}))
 
     with suppress(FileNotFoundError, NotADirectoryError):
         names = {name for name in os.listdir(place) if os.path.lexists(os.path.join(place, name, _CODE))}

@@ -46,10 +46,11 @@ HEADERS = "sgl_deps.json"
 _MODE = 0o777
 
 
-def locate(key: str, ending: str) -> Ref:
-    """Return the ref of the copy with this ``key``, which names all that decides about the code; it may not exist."""
+def locate(key: str, ending: str, root: str = "") -> Ref:
+    """Return the ref in ``root``, by default Inductor's cache, of a copy: ``key`` names all that decides about it."""
     name = "c" + layout.name_entry(os.fsencode(key))
-    return Ref(Kind.NATIVE_CODE, f"{name[1:3]}/{name}{ending}", layout.inductor_cache_dir(config.get_environment()))
+    cache = root or layout.inductor_cache_dir(config.get_environment())
+    return Ref(Kind.NATIVE_CODE, f"{name[1:3]}/{name}{ending}", cache)
 
 
 def fetch(

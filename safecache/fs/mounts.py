@@ -46,8 +46,8 @@ def find_mount(path: str) -> Mount | None:
             for line in file:
                 mount = _parse_mount(line)
                 # The longest match; of several at one point the last, which hides the others.
-                if mount and _is_below(path, mount.point) and (not found or len(mount.point) >= len(found.point)):
-                    found = mount
+                if mount and f"{path}/".startswith(mount.point.rstrip("/") + "/"):
+                    found = mount if not found or len(mount.point) >= len(found.point) else found
     except OSError:
         return None
     return found
@@ -61,10 +61,6 @@ def _parse_mount(line: str) -> Mount | None:
     options = dict.fromkeys(fields[5].split(",") + (rest[2].split(",") if len(rest) > 2 else []))
     point = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), fields[4])
     return Mount(point, rest[0], tuple(options))
-
-
-def _is_below(path: str, point: str) -> bool:
-    return path == point or path.startswith(point.rstrip("/") + "/")
 
 
 def is_over_a_network(path: str) -> bool:

@@ -178,7 +178,7 @@ class Patch:
         if self._is_in_source(module):
             return
         self._module = module
-        present = self._find_layer(original)
+        present = next((layer for layer in self._layers if layer.is_below(original)), None)
         if present is None:
             _check_signature(original, self.hook.signatures)
             present = _Layer()
@@ -187,9 +187,6 @@ class Patch:
         for layer in self._layers:
             layer.enabled = layer is present
         self._replace_copies(present.wrapper.__wrapped__, present.wrapper)
-
-    def _find_layer(self, outermost: Any) -> _Layer | None:
-        return next((layer for layer in self._layers if layer.is_below(outermost)), None)
 
     def _is_in_source(self, module: types.ModuleType) -> bool:
         """Tell whether a source patch (patches/) already does the hook's work."""

@@ -171,14 +171,11 @@ def _iter_causes(error: BaseException) -> Iterator[BaseException]:
 
 def _parse_system_error(error: OSError, directories: tuple[str, ...]) -> str | None:
     names = [os.fspath(name) for name in (error.filename, error.filename2) if isinstance(name, (str, os.PathLike))]
-    within = next((name for name in names for directory in directories if _is_within(name, directory)), None)
+    above = tuple(os.path.join(directory, "") for directory in directories)
+    within = next((name for name in names if f"{name}/".startswith(above)), None)
     if error.errno in _OF_PROCESS or (within is None and (names or error.errno not in _OF_FILE_SYSTEMS)):
         return None
     return f"{within or directories[0]}: {error.strerror or error}"
-
-
-def _is_within(name: str, directory: str) -> bool:
-    return name == directory or name.startswith(os.path.join(directory, ""))
 
 
 def _parse_message(text: str, directories: tuple[str, ...]) -> str | None:

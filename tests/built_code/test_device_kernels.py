@@ -252,6 +252,20 @@ def test_variable_that_is_set_after_the_import_is_no_way_around(machine):
     assert machine.found(["late"]) == []
 
 
+def test_models_of_vllm_share_them(machine):
+    """VLLM sets TORCHINDUCTOR_CACHE_DIR anew for each model, after it has imported DeepGEMM."""
+    root = machine.base / "vllm"
+    machine.environment |= {"VLLM_CACHE_ROOT": str(root), "DG_JIT_CACHE_DIR": str(root / "deep_gemm")}
+    chosen = "os.environ['TORCHINDUCTOR_CACHE_DIR'] = "
+    for model, name in (("a" * 64, "one"), ("b" * 64, "two")):
+        cache = root / "torch_compile_cache/torch_aot_compile" / model / "inductor_cache"
+        assert machine.run([], f"{chosen}{str(cache)!r}; deep_gemm.load({name!r})") is not None, machine.errors
+    assert machine.found(["one", "two"]) == []
+    machine.stock = root / "deep_gemm"
+    machine.compile_as_stock("three", b"\x7fELF code of three")
+    assert adopt(machine)[0] == 0 and machine.found(["one", "two", "three"]) == []
+
+
 def test_full_cache_costs_a_warning(machine):
     machine.cache.parent.mkdir(parents=True, exist_ok=True)
     machine.cache.write_text("no directory")

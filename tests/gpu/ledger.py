@@ -130,7 +130,7 @@ class Ledger:
                 arm = self.run.arm()
                 keys = Path("home", ".config")
                 shutil.copytree(self.filled[who].base / keys, arm.base / keys)
-                settings["SAFECACHE_LOWER"] = str(self.pack)
+                settings["SAFECACHE_TIERS"] = str(self.pack)
             elif name in ("rank 1 lost", "damaged"):
                 arm = self.filled[who].copy(f"arm-{name.replace(' ', '-')}-{number}")
                 spoil(arm, name)

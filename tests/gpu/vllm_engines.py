@@ -105,6 +105,8 @@ SERVER = engines.Server(
         "vllm.compilation.caching:VllmSerializableFunction.finalize_loading": "load graphs",
         "vllm.entrypoints.llm:LLM.generate": "tokens",
     },
+    # DeepGEMM compiles its kernels for minutes.
+    patience=480,
 )
 Run = functools.partial(engines.Run, SERVER)
 
