@@ -127,7 +127,7 @@ def redirect(variable: str, default: str) -> None:
     stay. With SAFECACHE=observe, and where the user trusts that directory as private, it stays in use. Raises
     EntryRefusedError for unsealed kernels in strict mode, and PermissionError if no private directory can be made.
     """
-    wanted, _ = config.library_directory(variable)
+    wanted, original = config.library_directory(variable)
     directory = _directories.now.get(variable)
     if directory is not None and wanted == directory.place:
         return
@@ -139,13 +139,13 @@ def redirect(variable: str, default: str) -> None:
             above = private_directory.get_run_directory(config.run_id())
         except PermissionError:
             above = private_directory.get_process_directory()
-        directory = _Directory(os.path.join(above, variable), _find_root(places[0]))
+        directory = _Directory(os.path.join(above, variable), _find_root(original or places[0]))
     for place in places:
         if directory is None or place != directory.place:
             _tell_unsealed(place)
     if directory is None:
         return
-    config.set_library_directory(variable, directory.place)
+    config.set_library_directory(variable, directory.place, original or places[0])
     if variable not in _directories.now:
         with report.contain_errors("the directory of kernels", "Recompiling them."):
             directory.fill()
@@ -155,10 +155,8 @@ def redirect(variable: str, default: str) -> None:
 
 
 def _find_root(place: str) -> str:
-    """Return the cache directory for the archives of a library that has its own cache at ``place``.
-
-    vLLM sets TORCHINDUCTOR_CACHE_DIR anew for each model, after DeepGEMM's import. So its models share one.
-    """
+    """Return the cache directory for the archives of a library that has its own cache at ``place``."""
+    # vLLM sets TORCHINDUCTOR_CACHE_DIR anew for each model, after DeepGEMM's import. So its models share one.
     environ = config.get_environment()
     vllm = layout.vllm_cache_dir(environ)
     is_of_vllm = os.path.abspath(place).startswith(os.path.join(os.path.dirname(vllm), ""))

@@ -28,10 +28,10 @@ def flydsl_dir(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: An
 
     Unless the user does, it is one of this process. Compile workers inherit it from their parent's environment.
     """
-    wanted, ours = config.library_directory(_VARIABLE)
+    wanted, original = config.library_directory(_VARIABLE)
     if sources.is_private(wanted or str(sys.modules["torch._inductor.runtime.flydsl_cache"]._cache_dir())):
         return str(wrapped())
-    if not ours or ownership.find_exposure(os.path.dirname(wanted)) is not None:
+    if original is None or ownership.find_exposure(os.path.dirname(wanted)) is not None:
         wanted = os.path.join(private_directory.get_process_directory(), "flydsl_compile_cache")
         config.set_library_directory(_VARIABLE, wanted)
     return wanted

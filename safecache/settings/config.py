@@ -315,15 +315,17 @@ def end_redirection() -> None:
         redirect_cache(found[1], None)
 
 
-def library_directory(variable: str) -> tuple[str, bool]:
-    """Return the cache directory that ``variable`` names, or "", and whether safecache has set it."""
+def library_directory(variable: str) -> tuple[str, str | None]:
+    """Return the cache directory that ``variable`` names, or "". If safecache has set it, also for what directory."""
     directory = os.environ.get(variable, "")
-    return directory, directory == os.environ.get(f"_SAFECACHE_{variable}")
+    set_by_us, _, original = os.environ.get(f"_SAFECACHE_{variable}", "").partition(os.pathsep)
+    return directory, original if directory and directory == set_by_us else None
 
 
-def set_library_directory(variable: str, directory: str) -> None:
+def set_library_directory(variable: str, directory: str, original: str = "") -> None:
     """Set ``variable``, by which a library finds its cache of kernels, in this process and its children."""
-    os.environ[variable] = os.environ[f"_SAFECACHE_{variable}"] = directory
+    os.environ[variable] = directory
+    os.environ[f"_SAFECACHE_{variable}"] = directory + os.pathsep + original
 
 
 def job_id() -> str:

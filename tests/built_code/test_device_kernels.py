@@ -261,6 +261,11 @@ def test_models_of_vllm_share_them(machine):
         cache = root / "torch_compile_cache/torch_aot_compile" / model / "inductor_cache"
         assert machine.run([], f"{chosen}{str(cache)!r}; deep_gemm.load({name!r})") is not None, machine.errors
     assert machine.found(["one", "two"]) == []
+    outlives = "import os, sys, time, safecache, deep_gemm\nwhile os.getppid() == int(sys.argv[1]): time.sleep(0.05)\n"
+    outlives += "deep_gemm.load('of a child')"
+    child = "import subprocess; subprocess.Popen([sys.executable, '-c', os.environ['CHILD'], str(os.getpid())])"
+    assert machine.run([], f"{chosen}{str(cache)!r}; {child}", CHILD=outlives) is not None, machine.errors
+    assert machine.found(["of a child"]) == []
     machine.stock = root / "deep_gemm"
     machine.compile_as_stock("three", b"\x7fELF code of three")
     assert adopt(machine)[0] == 0 and machine.found(["one", "two", "three"]) == []
