@@ -1,6 +1,6 @@
 """One life of a real SGLang engine on a CPU: ``python sglang_engine.py MODEL HOW`` prints its tokens.
 
-MODEL: a directory with a config.json; the weights are random. HOW, as JSON: ``stats``, the file to which its scheduler
+MODEL: a directory with a config.json; the weights are random, and written there. HOW, as JSON: ``stats``, the file to which its scheduler
 writes our counters once it has compiled; ``full``, a directory for which the disk is full, or ""; and ``suppress``, whether
 dynamo logs errors, and runs eagerly, as with FlashInfer's attention. Its kernels for CPUs are on no package index: PyTorch's
 attention takes their place. It compiles as it does for a GPU; what it does for a CPU, freezing, torch never caches. Each
@@ -63,11 +63,13 @@ TorchNativeAttnBackend.init_forward_metadata_capture_cpu_graph = lambda self, *b
 
 
 def main():
+    sys.path.append(str(Path(__file__).resolve().parents[1] / "scenes"))
+    import random_llama
     from sglang.srt.entrypoints.engine import Engine
 
+    random_llama.write_weights(sys.argv[1])
     engine = Engine(
         model_path=sys.argv[1],
-        load_format="dummy",
         skip_tokenizer_init=True,
         device="cpu",
         attention_backend="torch_native",

@@ -1,6 +1,6 @@
 """One life of a real vLLM engine on a CPU: ``python vllm_engine.py MODEL FULL`` prints its tokens, and our counters.
 
-MODEL: a directory with a config.json; the weights are random. FULL: the name of a file of vLLM's own for which the disk is
+MODEL: a directory with a config.json; the weights are random, and written there. FULL: the name of a file of vLLM's own for which the disk is
 full, or "". vLLM has no backend of its own on a CPU: it is given the one that it has on a GPU.
 """
 
@@ -50,11 +50,14 @@ def replace_forward():
 
 
 def main():
+    sys.path.append(os.path.join(os.path.dirname(os.path.dirname(__file__)), "scenes"))
+    import random_llama
+
+    random_llama.write_weights(sys.argv[1])
     if os.environ.get("REPLACED_FORWARD"):
         replace_forward()
     llm = LLM(
         model=sys.argv[1],
-        load_format="dummy",
         skip_tokenizer_init=True,
         max_model_len=128,
         max_num_seqs=4,

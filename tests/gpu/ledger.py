@@ -185,15 +185,17 @@ def write_table(rows):
     arms = {name: [row for row in rows if row["arm"] == name] for name in ARMS}
     arms = {name: starts for name, starts in arms.items() if starts}
     up = [row for row in rows if "up" in row]
-    right = {row["tokens"] for row in up if row["arm"].startswith("stock") or row["arm"] == up[0]["arm"]}
+    rated = [row for row in up if "rated" in row]
+    right = [row["rated"] for row in rated if row["arm"].startswith("stock") or row["arm"] == rated[0]["arm"]]
     lines = ["| arm | up, s | CPU, s | lines | of stock: up | CPU | starts, tokens |", "|---|---|---|---|---|---|---|"]
     for name, starts in arms.items():
         up = [row for row in starts if "up" in row]
-        tokens = "equal" if {row["tokens"] for row in up} <= right else "OTHER"
+        rated = [row["rated"] for row in up if "rated" in row]
+        tokens = "equal" if all(any(engines.are_equal(each, one) for one in right) for each in rated) else "OTHER"
         cells = [name, spread([row["up"] for row in up]), spread([row["cpu"] for row in up])]
         cells.append(spread([row["lines"] for row in up], 0))
         cells += [ratio(rows, name, of) for of in ("up", "cpu")]
-        cells.append(f"{len(up)} of {len(starts)}, {tokens}")
+        cells.append(f"{len(up)} of {len(starts)}" + f", {tokens}" * bool(rated))
         lines.append("| " + " | ".join(cells) + " |")
     lines += ["", "| phase, s (CPU) | " + " | ".join(arms) + " |", "|---" * (len(arms) + 1) + "|"]
     for phase in PHASES:

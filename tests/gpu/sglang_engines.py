@@ -74,7 +74,7 @@ class Loaded:
 
         options = {
             "model_path": spec["model"],
-            "load_format": "dummy",
+            "load_format": "auto" if engines.has_weights(spec["model"]) else "dummy",
             "skip_tokenizer_init": True,
             "dtype": "bfloat16",
             "random_seed": 0,
@@ -85,9 +85,13 @@ class Loaded:
         }
         self.engine = Told(**(options | (ON_GPU if spec["gpu"] else ON_CPU) | spec["options"]))
 
-    def generate(self, prompts, length, adapter=None):
+    def generate(self, prompts, length, **more):
         asked = {"max_new_tokens": length, "temperature": 0, "ignore_eos": True}
-        return [answer["output_ids"] for answer in self.engine.generate(input_ids=prompts, sampling_params=asked)]
+        return self.engine.generate(input_ids=prompts, sampling_params=asked, **more)
+
+    def rate(self, prompts, adapter):
+        answers = self.generate(prompts, 16, return_logprob=True)
+        return [[rated[0] for rated in answer["meta_info"]["output_token_logprobs"]] for answer in answers]
 
     def counted(self):
         with tempfile.TemporaryDirectory() as place:
@@ -136,7 +140,6 @@ def environment(arm, run):
         "SGLANG_LOGGING_CONFIG_PATH": str(logging),
         "SGLANG_JIT_CACHE_DIR": str(arm.caches / "jit"),
         "TVM_FFI_CACHE_DIR": str(arm.caches / "tvm-ffi"),
-        "FLASHINFER_WORKSPACE_BASE": str(arm.caches),
     }
 
 

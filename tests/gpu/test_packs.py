@@ -75,7 +75,7 @@ def is_warm(said):
 
 def test_another_host_hits_all_of_it(first, tmp_path):
     below = Host(tmp_path / "below", first)
-    said = below.step(SAFECACHE_LOWER=str(first.pack), SAFECACHE_MUST_HIT="1")
+    said = below.step(SAFECACHE_TIERS=str(first.pack), SAFECACHE_MUST_HIT="1")
     assert is_warm(said) and said["stats"]["taken from a pack"] > 3, said
     print(json.dumps({"warm": first.warm["seconds"], "with a pack": said["seconds"]}))
     again = below.step(SAFECACHE_MUST_HIT="1")
@@ -104,7 +104,7 @@ def test_cubin_that_was_changed_in_a_pack_is_compiled_anew(first, tmp_path):
     for place in range(size // 2, size - len(archive.make_last_frame()), 499):
         content[place] ^= 4
     changed.write_bytes(content)
-    said = Host(tmp_path / "other", first).step(SAFECACHE_LOWER=str(changed))
+    said = Host(tmp_path / "other", first).step(SAFECACHE_TIERS=str(changed))
     assert "is not what was packed" in said["stderr"], said
 
 

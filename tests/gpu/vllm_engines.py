@@ -41,7 +41,7 @@ class Loaded:
         small = {} if spec["gpu"] else {"compilation_config": {"mode": 3, "compile_sizes": []}}
         self.llm = LLM(
             model=spec["model"],
-            load_format="dummy",
+            load_format="auto" if engines.has_weights(spec["model"]) else "dummy",
             skip_tokenizer_init=True,
             max_model_len=1024 if spec["gpu"] else 128,
             max_num_seqs=64 if spec["gpu"] else 4,
@@ -52,15 +52,19 @@ class Loaded:
             **(small | spec["options"]),
         )
 
-    def generate(self, prompts, length, adapter=None):
+    def generate(self, prompts, length, adapter=None, **more):
         from vllm import SamplingParams
         from vllm.lora.request import LoRARequest
 
-        asked = SamplingParams(max_tokens=length, temperature=0, detokenize=False, ignore_eos=True)
+        asked = SamplingParams(max_tokens=length, temperature=0, detokenize=False, ignore_eos=True, **more)
         adapted = LoRARequest("adapter", 1, adapter) if adapter else None
         given = [{"prompt_token_ids": prompt} for prompt in prompts]
-        outputs = self.llm.generate(given, asked, use_tqdm=False, lora_request=adapted)
-        return [list(output.outputs[0].token_ids) for output in outputs]
+        return self.llm.generate(given, asked, use_tqdm=False, lora_request=adapted)
+
+    def rate(self, prompts, adapter):
+        answers = [output.outputs[0] for output in self.generate(prompts, 16, adapter, logprobs=0)]
+        pairs = [zip(answer.token_ids, answer.logprobs, strict=True) for answer in answers]
+        return [[rated[token].logprob for token, rated in each] for each in pairs]
 
     def counted(self):
         return {"kernels": self.kernels} | engines.counted() | self.clock.read()

@@ -13,7 +13,7 @@ adapter), ``ngram`` and ``draft`` (speculative decoding). The starts, in order:
 * ``pack``: another home with nothing but safecache's keys, and the caches' pack below. Then ``serve``: ``vllm serve``
   from that home, twice: what its /metrics says, and after SIGKILL what ``safecache stats`` says.
 
-Right are the tokens of the same mode's cold starts. Times are of N engines at once: only ``vllm_engines.py`` compares.
+Right are tokens as likely as those of the same mode's cold starts. Times are of N engines at once: only ``vllm_engines.py`` compares.
 On an H200, five at once, ``default apart no-aot`` take about 400 s. Needs what that file needs.
 """
 
@@ -35,6 +35,7 @@ import urllib.request
 from pathlib import Path
 
 import vllm_engines
+from engines import are_equal
 from vllm_engines import WHO, Engine, Run, damage, say, write_model
 
 MODES = {
@@ -90,8 +91,8 @@ class Table:
     def add(self, mode, name, who, found):
         lines = found.pop("lines")
         with self.lock:
-            if name == "cold" and "tokens" in found:
-                self.right.setdefault(mode, set()).add(found["tokens"])
+            if name == "cold" and "rated" in found:
+                self.right.setdefault(mode, []).append(found["rated"])
             counted = {kind: number for kind, number in found.pop("safecache", {}).items() if number}
             row = {"mode": mode, "start": name, "who": who, **found, "safecache": counted}
             row["safecache_lines"] = [line[:240] for line in lines if "safecache" in line]
@@ -108,7 +109,7 @@ class Table:
         for name in ("cold", "settle", "warm"):
             if "up" not in self.start(mode, name, who, base, how):
                 return
-        self.start(mode, "read-only", who, base, how, read_only=True)
+        self.start(mode, "read-only", who, base, how, disk="read-only")
         before = self.before(mode)
         if before is not None:
             other = self.run.arm()
@@ -137,18 +138,20 @@ class Table:
             return
         host = self.run.arm()
         shutil.copytree(base.base / "home" / ".config", host.base / "home" / ".config")
-        self.start(mode, "pack", "safecache", host, how, SAFECACHE_LOWER=str(pack))
+        self.start(mode, "pack", "safecache", host, how, SAFECACHE_TIERS=str(pack))
         if mode == "default":
             for name in ("serve", "serve again"):
-                self.add(mode, name, "safecache", serve(self.run, host, SAFECACHE_LOWER=str(pack)))
+                self.add(mode, name, "safecache", serve(self.run, host, SAFECACHE_TIERS=str(pack)))
 
     def show(self):
         print(
             f"{'mode':8} {'start':18} {'who':10} {'up':5} {'tokens':7} {'lines':>5} {'seconds':>8} {'kernels compiled':>17}"
         )
         for row in sorted(self.rows, key=lambda row: list(MODES).index(row["mode"])):
-            tokens = row.get("tokens")
-            right = "-" if tokens is None else "right" if tokens in self.right.get(row["mode"], ()) else "OTHER"
+            right = "-"
+            if "rated" in row:
+                is_right = any(are_equal(row["rated"], each) for each in self.right.get(row["mode"], ()))
+                right = "right" if is_right else "OTHER"
             up = "?" if "left out" in row else "up" if "up" in row else "down"
             compiled = row.get("kernels", {}).get("compiled", "-")
             print(
@@ -170,7 +173,7 @@ def serve(run, arm, **settings):
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     line = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(run.model(4)), "--port", str(port)]
-    line += ["--load-format", "dummy", "--skip-tokenizer-init", "--max-model-len", "1024", "--max-num-seqs", "64"]
+    line += ["--skip-tokenizer-init", "--max-model-len", "1024", "--max-num-seqs", "64"]
     line += ["--max-num-batched-tokens", "2048", "--dtype", "bfloat16", "--seed", "0"]
     line += ["--kv-cache-memory-bytes", str(MEMORY["kv_cache_memory_bytes"]), "--gpu-memory-utilization", "0.1"]
     environment = arm.environment("safecache", run) | settings | {"SAFECACHE_METRICS": "1"}
