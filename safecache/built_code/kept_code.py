@@ -60,12 +60,13 @@ def fetch(
 
     ``objection``: returns why a copy with such a record is no use, or None. Raises the reason's error in strict mode.
     """
-    if not gate.is_attested(ref.name_file(os.path.basename(ref.path))):
-        found = bundles.fetch(ref)
-        if found is None:
-            return None
-        ref = found
-    file, stated = ref.name_file(os.path.basename(ref.path)), dict[str, Any]()
+    is_here = False
+    with suppress(OSError):  # one that cannot be read or moved away is passed over
+        is_here = os.path.lexists(ref.path) and gate.accept_or_quarantine(ref.name_file(os.path.basename(ref.path)))
+    found = ref if is_here else bundles.fetch(ref)
+    if found is None:
+        return None
+    file, stated = found.name_file(os.path.basename(found.path)), dict[str, Any]()
     try:
         content = entry_files.read_unverified(file.path, entry_files.max_entry_size(file.kind))
         records = [*manifests.read_unverified_records(file)]

@@ -146,8 +146,16 @@ def test_harmed_archive_is_compiled_anew(machine, harm):
     first.write_bytes(new.get(harm, content))
     if harm == "records":
         shutil.rmtree(machine.cache / ".safecache" / "records")
-    assert len(machine.found()) == (2 if harm == "records" else 1)
-    assert machine.found() == []
+    reason = "unsealed" if harm == "records" else "damaged"
+    assert len(machine.found()) == (2 if harm == "records" else 1) and f"[{reason}]" in machine.errors
+    assert machine.found() == [] and "safecache" not in machine.errors
+
+
+def test_strict_mode_ends_with_a_harmed_archive(machine):
+    machine.found()
+    (archive,) = machine.archives()
+    archive.write_bytes(archive.read_bytes()[:-1])
+    assert machine.run(SAFECACHE_STRICT="1") is None and "EntryRefusedError" in machine.errors
 
 
 def test_many_archives_are_written_as_one(machine):
