@@ -1,7 +1,7 @@
 """One life of a real SGLang engine on a CPU: ``python sglang_engine.py MODEL HOW`` prints its tokens.
 
-MODEL: a directory with a config.json; the weights are random, and written there. HOW, as JSON: ``stats``, the file to which its scheduler
-writes our counters once it has compiled; ``full``, a directory for which the disk is full, or ""; and ``suppress``, whether
+MODEL: a directory with a config.json; random weights are written there. HOW, as JSON: ``stats``, the file to which its
+scheduler writes our counters once it has compiled; ``full``, a directory for which the disk is full, or ""; and ``suppress``, whether
 dynamo logs errors, and runs eagerly, as with FlashInfer's attention. Its kernels for CPUs are on no package index: PyTorch's
 attention takes their place. It compiles as it does for a GPU; what it does for a CPU, freezing, torch never caches. Each
 process that it spawns imports this module, too.

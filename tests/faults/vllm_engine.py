@@ -1,7 +1,7 @@
 """One life of a real vLLM engine on a CPU: ``python vllm_engine.py MODEL FULL`` prints its tokens, and our counters.
 
-MODEL: a directory with a config.json; the weights are random, and written there. FULL: the name of a file of vLLM's own for which the disk is
-full, or "". vLLM has no backend of its own on a CPU: it is given the one that it has on a GPU.
+MODEL: a directory with a config.json; random weights are written there. FULL: the name of a file of vLLM's own for which
+the disk is full, or "". vLLM has no backend of its own on a CPU: it is given the one that it has on a GPU.
 """
 
 import builtins

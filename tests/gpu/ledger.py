@@ -14,8 +14,9 @@ SERVER is vllm or sglang; ``start`` writes each start to FILE, a JSON line each,
   entry. ``full disk``: empty caches on a full one; needs root.
 * ``killed``, ``frozen``: empty caches in which another server has begun to compile, and was killed or frozen meanwhile.
 
-``ledgers`` has what the guide tells of. ``table`` gives of each arm the median and the range of the seconds until its first tokens, its CPU seconds, the lines that
-are not in good order, and the ratio to stock's start of the same round; then the median seconds of each phase. What
+``ledgers`` has what the guide tells of. ``table`` gives of each arm the median and the range of the seconds until its first
+tokens, its CPU seconds, the lines that are not in good order, the ratio to stock's start of the same round, and whether its
+first tokens are as likely as in a start of stock; then the median seconds of each phase. What
 ``clock.py`` counts as a phase includes all that runs within it but other phases. ``imports`` is what comes before the model
 is loaded: Python's start, the imports, the configuration and the server's processes.
 """
