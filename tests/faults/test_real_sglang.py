@@ -100,7 +100,7 @@ def test_damaged_entry_stops_a_strict_server(server, suppress):
     damage(server[0])
     done, tokens, _, _ = server[0].run(suppress=suppress, SAFECACHE_STRICT="1")
     assert tokens is None and done.returncode != 0
-    assert "safecache: AOTAutograd entry" in done.stderr and "[damaged]" in done.stderr, done.stderr[-3000:]
+    assert "safecache: refused AOTAutograd entry" in done.stderr and "[damaged]" in done.stderr, done.stderr[-3000:]
 
 
 @pytest.mark.parametrize("suppress", [False, True], ids=["", "suppress-errors"])
