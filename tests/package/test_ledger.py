@@ -15,16 +15,16 @@ import ledger
 GUIDE = SOURCE / "safecache" / "guide"
 
 
-def start(number, arm, up, tokens="right", **phases):
-    row = {"round": number, "arm": arm, "up": up, "cpu": 2 * up, "lines": 3, "tokens": tokens}
+def start(number, arm, up, rated=(-1.0, -2.0, -3.0), **phases):
+    row = {"round": number, "arm": arm, "up": up, "cpu": 2 * up, "lines": 3, "rated": rated}
     return row | {"phases": {name: [seconds, seconds / 2] for name, seconds in phases.items()}}
 
 
 ROWS = [
     *(start(number, "stock", 10 + number, imports=4) for number in range(3)),
-    start(0, "safecache", 9.0, imports=3),
-    start(1, "safecache", 11.0, imports=5),
-    start(2, "safecache", 18.0, tokens="wrong", imports=7),
+    start(0, "safecache", 9.0, rated=(-1.01, -2.04, -2.98), imports=3),
+    start(1, "safecache", 11.0, rated=(-1.0, -2.0, -3.5), imports=5),
+    start(2, "safecache", 18.0, rated=(-1.0, -2.1, -3.5), imports=7),
     {"round": 3, "arm": "strict", "last": ["RuntimeError"]},
 ]
 
@@ -32,7 +32,7 @@ ROWS = [
 def test_ratios_are_those_of_each_round():
     lines = {line.split(" | ")[0].strip("| "): line for line in ledger.write_table(ROWS).splitlines()}
     assert "1.000 (0.900 to 1.500)" in lines["safecache"] and "3 of 3, OTHER" in lines["safecache"]
-    assert "3 of 3, equal" in lines["stock"] and lines["strict"].endswith("| 0 of 1, equal |")
+    assert "3 of 3, equal" in lines["stock"] and lines["strict"].endswith("| 0 of 1 |")
     assert "2 of 2, equal" in ledger.write_table(ROWS[:-2])
     assert "| imports | 4.00 (2.00) | 5.00 (2.50) |" in lines["imports"]
 
