@@ -63,7 +63,6 @@ TorchNativeAttnBackend.init_forward_metadata_capture_cpu_graph = lambda self, *b
 
 
 def main():
-    sys.path.append(str(Path(__file__).resolve().parents[1] / "scenes"))
     import random_llama
     from sglang.srt.entrypoints.engine import Engine
 

@@ -50,7 +50,6 @@ def replace_forward():
 
 
 def main():
-    sys.path.append(os.path.join(os.path.dirname(os.path.dirname(__file__)), "scenes"))
     import random_llama
 
     random_llama.write_weights(sys.argv[1])

@@ -446,7 +446,7 @@ def write_model(place, layers, width, heads, words, **other):
     (place / "config.json").write_text(json.dumps(config))
     # A server has to make up those that are quantized.
     if "quantization_config" not in config:
-        sys.path.append(str(SOURCE / "tests" / "scenes"))
+        sys.path.append(str(SOURCE / "tests" / "faults"))
         import random_llama
 
         random_llama.write_weights(place)
