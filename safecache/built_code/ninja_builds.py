@@ -17,6 +17,7 @@ import sysconfig
 import threading
 import time
 import zlib
+from array import array
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
@@ -353,19 +354,19 @@ class Build:
 
         Of such a header it takes the stat, of which no writer can keep all. "" if a header is missing.
         """
-        lines, read = list[str](), set(step.sources)
+        lines, read, identities = list[str](), set(step.sources), array("Q")
         try:
             for name, path in headers.items():
                 identity = filesystem.get_identity(os.stat(path if path.startswith(os.sep) else self._join_path(path)))
                 if moment - identity[-1] > _SETTLED:
-                    lines.append(f"{name} {identity}")
+                    lines.append(name)
+                    identities.extend(identity)
                 else:
                     read.add(path)
-        except OSError:
+        except (OSError, OverflowError):
             return ""
-        return hashlib.sha256(
-            os.fsencode("\n".join([self._digest_step(step, self._digest_files(read)), *lines]))
-        ).hexdigest()
+        text = os.fsencode("\n".join([self._digest_step(step, self._digest_files(read)), *lines, ""]))
+        return hashlib.sha256(text + identities.tobytes()).hexdigest()
 
     def _digest_step(self, step: Step, known: Mapping[str, bytes]) -> str:
         digest = hashlib.sha256(os.fsencode(self._anchor_text(step.how) + self._also))
