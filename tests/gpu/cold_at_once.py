@@ -2,10 +2,11 @@
 
     python tests/gpu/cold_at_once.py [--processes 1 8] [--pairs N] [--layers N] [--inference]
 
-Each process compiles the same encoder, by default with its backward, and runs one step. A line has the seconds until the
-last one is done, the CPU seconds of all of them with their children, how many compiled the AOTAutograd entry, how many
-different losses they came to (one), and what safecache counts. Runs on a GPU where there is one, else on the CPU; on an
-H200 with 16 cores a pair of 8 processes takes about 45 s. Nothing else may run on that machine.
+Each process compiles the same encoder, by default with its backward, and runs one step. Then they start again, warm: what
+that takes, no cache saves. A line has the seconds until the last one is done, the CPU seconds of all of them with their
+children, how many compiled the AOTAutograd entry, how many different losses they came to (one), and what safecache counts.
+Runs on a GPU where there is one, else on the CPU; on an H200 with 16 cores a pair of 8 processes takes about 75 s. Nothing
+else may run on that machine.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from pathlib import Path
 
 SOURCE = Path(__file__).resolve().parents[2]
 WHO = ("stock", "safecache")
+STARTS = ("cold", "warm")
 PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -49,37 +51,40 @@ def step(layers: int, *, backward: bool) -> None:
     answer = {"loss": loss.item(), "compiled": counters["aot_autograd"]["autograd_cache_miss"]}
     if os.environ["WHO"] == "safecache":
         counts = safecache.stats()
-        answer["counts"] = {what: n for what, n in counts.items() if n and ("wait" in what or "left" in what)}
+        answer["counts"] = {what: n for what, n in counts.items() if n and ("wait" in what or "another" in what)}
     print(json.dumps(answer))
 
 
-def start(who: str, processes: int, arguments: argparse.Namespace) -> dict:
-    """The line of one start: ``processes`` at once, with caches and keys of their own."""
+def start_both(who: str, processes: int, arguments: argparse.Namespace) -> list[dict]:
+    """The lines of two starts with caches and keys of their own: cold and warm."""
     with tempfile.TemporaryDirectory() as home:
-        environment = {k: v for k, v in os.environ.items() if not k.startswith(("SAFECACHE", "TORCHINDUCTOR_"))}
-        environment |= {
-            "HOME": home,
-            "TMPDIR": home,
-            "XDG_CONFIG_HOME": f"{home}/config",
-            "TORCHINDUCTOR_CACHE_DIR": f"{home}/cache",
-            "PYTHONPATH": f"{SOURCE}{os.pathsep}{environment.get('PYTHONPATH', '')}",
-            "OMP_NUM_THREADS": "1",
-            "WHO": who,
-        }
-        command = [sys.executable, __file__, "--step", "--layers", str(arguments.layers)]
-        command += ["--inference"] * arguments.inference
-        before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-        running = [
-            subprocess.Popen(
-                command, env=environment, cwd=home, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-            )
-            for _ in range(processes)
-        ]
-        outputs = [process.communicate() for process in running]
-        seconds = time.perf_counter() - began
-        with contextlib.suppress(ChildProcessError):  # compile workers that outlive their process, for their CPU time
-            while True:
-                os.wait()
+        return [{"start": name} | start(who, home, processes, arguments) for name in STARTS]
+
+
+def start(who: str, home: str, processes: int, arguments: argparse.Namespace) -> dict:
+    """The line of one start: ``processes`` at once, with the caches and keys in ``home``."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("SAFECACHE", "TORCHINDUCTOR_"))}
+    environment |= {
+        "HOME": home,
+        "TMPDIR": home,
+        "XDG_CONFIG_HOME": f"{home}/config",
+        "TORCHINDUCTOR_CACHE_DIR": f"{home}/cache",
+        "PYTHONPATH": f"{SOURCE}{os.pathsep}{environment.get('PYTHONPATH', '')}",
+        "OMP_NUM_THREADS": "1",
+        "WHO": who,
+    }
+    command = [sys.executable, __file__, "--step", "--layers", str(arguments.layers)]
+    command += ["--inference"] * arguments.inference
+    before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+    running = [
+        subprocess.Popen(command, env=environment, cwd=home, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for _ in range(processes)
+    ]
+    outputs = [process.communicate() for process in running]
+    seconds = time.perf_counter() - began
+    with contextlib.suppress(ChildProcessError):  # compile workers that outlive their process, for their CPU time
+        while True:
+            os.wait()
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     failed = [error for process, (_, error) in zip(running, outputs, strict=True) if process.returncode]
     if failed:
@@ -116,21 +121,14 @@ def main() -> None:
     for processes in arguments.processes:
         pairs = []
         for _ in range(arguments.pairs):
-            pairs.append([start(who, processes, arguments) for who in WHO])
-            for line in pairs[-1]:
+            pairs.append([start_both(who, processes, arguments) for who in WHO])
+            for line in itertools.chain(*pairs[-1]):
                 print(json.dumps(line), flush=True)
-        for what in ("seconds", "cpu"):
-            ratios = [ours[what] / theirs[what] for theirs, ours in pairs]
-            print(
-                json.dumps(
-                    {
-                        "processes": processes,
-                        what: [round(ratio, 3) for ratio in ratios],
-                        "median": round(statistics.median(ratios), 3),
-                    }
-                ),
-                flush=True,
-            )
+        for number, name in enumerate(STARTS):
+            for what in ("seconds", "cpu"):
+                ratios = [ours[number][what] / theirs[number][what] for theirs, ours in pairs]
+                line = {"start": name, "processes": processes, what: [round(ratio, 3) for ratio in ratios]}
+                print(json.dumps(line | {"median": round(statistics.median(ratios), 3)}), flush=True)
 
 
 if __name__ == "__main__":

@@ -140,6 +140,8 @@ def environment(arm, run):
         "SGLANG_LOGGING_CONFIG_PATH": str(logging),
         "SGLANG_JIT_CACHE_DIR": str(arm.caches / "jit"),
         "TVM_FFI_CACHE_DIR": str(arm.caches / "tvm-ffi"),
+        # SGLang has it below its own caches, where FlashInfer's import ends if they are read-only.
+        "FLASHINFER_WORKSPACE_BASE": str(arm.base / "home"),
     }
 
 
