@@ -111,7 +111,11 @@ class Build:
         root = find_root(path)
         try:
             is_there = gate.quarantine_unattested(CodeFile(path, root))
-            _settle_marker(path + LOADED, root, is_there)
+            # The marker that a probe could be loaded goes with its probe, and if nothing attests the marker.
+            if is_there and os.path.lexists(path + LOADED):
+                gate.quarantine_unattested(CodeFile(path + LOADED, root))
+            elif os.path.lexists(path + LOADED):
+                entry_files.quarantine(path + LOADED, root, Reason.UNSEALED)
         except directory_faults.Unsettled as error:
             self.error = error
             raise
@@ -182,14 +186,6 @@ def attach_inputs(builder: Any, sources: str | list[str], options: Any) -> None:
     header = getattr(options, "precompiled_header", None)
     paths = [sources] if isinstance(sources, str) else sources
     builder._safecache_sources = attestations.export_known([*paths, *([header] if header else [])])
-
-
-def _settle_marker(path: str, root: str, is_there: bool) -> None:
-    """Quarantine the marker that a probe could be loaded if its probe is gone, or nothing attests the marker."""
-    if is_there and os.path.lexists(path):
-        gate.quarantine_unattested(CodeFile(path, root))
-    elif os.path.lexists(path):
-        entry_files.quarantine(path, root, Reason.UNSEALED)
 
 
 def mark_loaded(path: str, root: str) -> None:

@@ -38,7 +38,10 @@ def save(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> 
     """AOTAutogradCache.save: the compile goes on whatever fails in it, even where torch is strict."""
 
     def save_entry(key: str, entry: Any, *rest: Any, **named: Any) -> None:
-        keys = _list_graph_keys(entry)
+        graphs = (getattr(entry, "compiled_fw", None), getattr(entry, "compiled_bw", None))
+        # None for a bundled entry, which contains its graphs.
+        infos = [getattr(each, "fx_graph_cache_info", None) for each in graphs]
+        keys = [info[0] for info in infos if info is not None]
         parts = tuple(Ref(Kind.FX_ENTRY, each) for each in keys) or None
         with saving.guard_save(Ref(Kind.AOT_ENTRY, key), entry, parts):
             if saving.has_unsaved_key(keys):
@@ -171,14 +174,6 @@ def write_to_local_cache(wrapped: Callable[..., Any], instance: Any, args: Any, 
 
 def _get_autograd_cache() -> Any:
     return sys.modules["torch._functorch._aot_autograd.autograd_cache"]
-
-
-def _list_graph_keys(entry: Any) -> list[str]:
-    """The FX cache keys that the entry refers to; none for a bundled entry, which contains its graphs."""
-    infos = [
-        getattr(getattr(entry, part, None), "fx_graph_cache_info", None) for part in ("compiled_fw", "compiled_bw")
-    ]
-    return [info[0] for info in infos if info is not None]
 
 
 @hook(

@@ -73,7 +73,10 @@ def load_async(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: An
         except Exception as error:
             if not fallback.replace_if_failed(_convert_to_fault(error)):
                 raise
-        _forget_load(instance, load)
+        for key in [key for key, known in instance.cache.items() if known is load]:
+            del instance.cache[key]
+            # A module that failed to execute, but that torch would take for a loaded one.
+            sys.modules.pop(f"{key}.{getattr(instance, 'entry_function', '')}", None)
         return start()()
 
     return finish_load
@@ -90,13 +93,6 @@ def _convert_to_fault(error: Exception) -> Exception:
     if not isinstance(error, EntryRefusedError) or config.current().strict:
         return error
     return directory_faults.Immovable(errno.EPERM, str(error), config.cache_directory())
-
-
-def _forget_load(cache: Any, load: Callable[[], Any]) -> None:
-    for key in [key for key, known in cache.cache.items() if known is load]:
-        del cache.cache[key]
-        # A module that failed to execute, but that torch would take for a loaded one.
-        sys.modules.pop(f"{key}.{getattr(cache, 'entry_function', '')}", None)
 
 
 def _has_fetched() -> bool:

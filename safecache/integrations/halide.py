@@ -37,7 +37,11 @@ def generate_halide(wrapped: Callable[..., Any], instance: Any, args: Any, kwarg
         codecache = sys.modules["torch._inductor.codecache"]
         key = codecache.code_hash(source_code, extra=repr((instance.config_hash(), meta)))
         directory = codecache.get_path(key, "halide")[2]
-        _require_private_root(generated.find_root(directory))
+        root = generated.find_root(directory)
+        # Others could replace what compilers and loaders read by name.
+        if (objection := ownership.find_exposure(root)) is not None:
+            text = f"Halide's libraries cannot be kept where others can write: {objection}"
+            raise directory_faults.Immovable(errno.EPERM, text, root)
         _settle_files(directory, _KERNEL)
         return wrapped(meta, source_code, *rest, **named)
 
@@ -109,11 +113,3 @@ def _find_root(directory: str) -> str:
     # The runtime can lie in the default cache directory while another is in use.
     base = os.path.dirname(directory)
     return base if os.path.basename(directory).startswith("halide-runtime-") else generated.find_root(directory)
-
-
-def _require_private_root(root: str) -> None:
-    """Raise Immovable if others could replace what compilers and loaders read by name: nothing is built there then."""
-    objection = ownership.find_exposure(root)
-    if objection is not None:
-        text = f"Halide's libraries cannot be kept where others can write: {objection}"
-        raise directory_faults.Immovable(errno.EPERM, text, root)

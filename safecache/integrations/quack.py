@@ -16,16 +16,7 @@ from safecache.signing import keyring
 from safecache.store import gate
 from safecache.tiers.directory_faults import Immovable
 
-__all__ = [
-    "begin_worker",
-    "compile_pool",
-    "package_dir",
-    "package_lock",
-    "package_unlock",
-    "quack_dir",
-    "quack_lock",
-    "quack_unlock",
-]
+__all__ = ["begin_worker", "compile_pool", "quack_dir", "quack_lock", "quack_unlock"]
 
 _VARIABLE = "QUACK_CACHE_DIR"
 _DIRECTORY = (
@@ -42,6 +33,11 @@ _WORKERS = "Quack's workers never run the program's main module, so that no impo
     issue="https://github.com/pytorch/pytorch/blob/v2.15.0/torch/_vendor/quack/cache/jit.py#L52",
     since=(2, 13),
     needs="cutlass",
+)
+@verifier(
+    "quack.cache.jit:get_cache_path()",
+    why=_DIRECTORY,
+    issue="https://github.com/Dao-AILab/quack/blob/v0.6.5/quack/cache/jit.py#L47",
 )
 def quack_dir(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Path:
     """quack.cache.jit.get_cache_path: a directory of this process if others can write there, or nobody can make it.
@@ -64,6 +60,11 @@ def quack_dir(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
     issue="https://github.com/pytorch/pytorch/blob/v2.15.0/torch/_vendor/quack/cache/jit.py#L189",
     since=(2, 13),
     needs="cutlass",
+)
+@verifier(
+    "quack.cache.jit:FileLock.__enter__(self)",
+    why=_OBJECT,
+    issue="https://github.com/Dao-AILab/quack/blob/v0.6.5/quack/cache/jit.py#L103",
 )
 def quack_lock(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
     """FileLock.__enter__ of quack.cache.jit, which precedes the search for an object: quarantines an unattested one.
@@ -102,6 +103,11 @@ def quack_lock(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: An
     since=(2, 13),
     needs="cutlass",
 )
+@verifier(
+    "quack.cache.jit:FileLock.__exit__(self, exc)",
+    why=_RECORD,
+    issue="https://github.com/Dao-AILab/quack/blob/v0.6.5/quack/cache/jit.py#L118",
+)
 def quack_unlock(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> None:
     """FileLock.__exit__ of quack.cache.jit: attests the object if it was compiled under the lock."""
     try:
@@ -119,36 +125,6 @@ def _find_object(lock: Any) -> str:
 def _make_key(path: str) -> str:
     """Quack's names: the hash of its sources and versions, and that of the function and its arguments."""
     return "/".join(path.split(os.sep)[-2:])
-
-
-@verifier(
-    "quack.cache.jit:get_cache_path()",
-    why=_DIRECTORY,
-    issue="https://github.com/Dao-AILab/quack/blob/v0.6.5/quack/cache/jit.py#L47",
-)
-def package_dir(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Path:
-    """get_cache_path of quack-kernels: as quack_dir()."""
-    return quack_dir(wrapped, instance, args, kwargs)
-
-
-@verifier(
-    "quack.cache.jit:FileLock.__enter__(self)",
-    why=_OBJECT,
-    issue="https://github.com/Dao-AILab/quack/blob/v0.6.5/quack/cache/jit.py#L103",
-)
-def package_lock(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    """FileLock.__enter__ of quack-kernels: as quack_lock()."""
-    return quack_lock(wrapped, instance, args, kwargs)
-
-
-@verifier(
-    "quack.cache.jit:FileLock.__exit__(self, exc)",
-    why=_RECORD,
-    issue="https://github.com/Dao-AILab/quack/blob/v0.6.5/quack/cache/jit.py#L118",
-)
-def package_unlock(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> None:
-    """FileLock.__exit__ of quack-kernels: as quack_unlock()."""
-    quack_unlock(wrapped, instance, args, kwargs)
 
 
 @verifier(

@@ -77,21 +77,16 @@ def init_kernel(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: A
     """
 
     def make_kernel(src: Any, metadata_group: Mapping[str, str], hash: str) -> None:
-        directory = _find_directory(hash)
+        # As in Triton's get_cache_manager().
+        name = base64.b32encode(bytes.fromhex(hash)).decode().rstrip("=")
+        directory = os.path.join(sys.modules["triton"].knobs.cache.dir, name)
         write = triton_files.current_write()
         is_made = directory in map(os.path.dirname, write.digests)
         write.read_back(lambda group: wrapped(src, group, hash), metadata_group)
         if not is_made:
-            root, name = os.path.split(directory)
-            plugs.load_guard.announce(Use(Kind.KERNEL, root, [name], instance, forgives=True))
+            plugs.load_guard.announce(Use(Kind.KERNEL, os.path.dirname(directory), [name], instance, forgives=True))
 
     make_kernel(*args, **kwargs)
-
-
-def _find_directory(hash: str) -> str:
-    """Return the directory of the kernel with this hash of its cache key, in hex, like Triton's get_cache_manager()."""
-    name = base64.b32encode(bytes.fromhex(hash)).decode().rstrip("=")
-    return os.path.join(sys.modules["triton"].knobs.cache.dir, name)
 
 
 @hook(

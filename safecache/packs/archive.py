@@ -149,7 +149,10 @@ def open_pack(path: str) -> Pack:
         raise make_error(path, verdict.evidence, verdict.reason, verdict.remedy)
     try:
         manifest = seal.strip_unverified(sealed)
-        predicate = _parse_predicate(manifest)
+        statement = json.loads(manifest)
+        if (statement["_type"], statement["predicateType"]) != (_STATEMENT, _PREDICATE):
+            raise ValueError("it is a statement about something else")
+        predicate: Mapping[str, Any] = statement["predicate"]
         is_whole = begin + predicate["body"] == file.size
         pack = Pack(path, file, hashlib.sha256(manifest).hexdigest(), predicate, begin)
     except MALFORMED as error:
@@ -206,11 +209,3 @@ def _untar_unverified(content: bytes) -> bytes:
     if at != len(content):
         raise ValueError(f"there is something behind {_SEAL}")
     return found
-
-
-def _parse_predicate(manifest: bytes) -> Mapping[str, Any]:
-    statement = json.loads(manifest)
-    if (statement["_type"], statement["predicateType"]) != (_STATEMENT, _PREDICATE):
-        raise ValueError("it is a statement about something else")
-    predicate: Mapping[str, Any] = statement["predicate"]
-    return predicate

@@ -180,7 +180,10 @@ class Patch:
         self._module = module
         present = next((layer for layer in self._layers if layer.is_below(original)), None)
         if present is None:
-            _check_signature(original, self.hook.signatures)
+            found, known = format_signature(original), self.hook.signatures
+            if found not in known:
+                text = f"({found}), known are {' and '.join(map(repr, known))}"
+                raise StandDownError(StandDown.UNKNOWN_SIGNATURE, text)
             present = _Layer()
             present.wrapper = wrap_object(module, self.hook.attribute, self._make_factory(present))
             self._layers.append(present)
@@ -243,12 +246,6 @@ def _resolve_attribute(module: types.ModuleType, attribute: str) -> Any:
         return resolve_path(module, attribute)[2]
     except (AttributeError, PathResolutionError) as error:
         raise StandDownError(StandDown.NOT_FOUND, str(error)) from error
-
-
-def _check_signature(original: Any, known: tuple[str, ...]) -> None:
-    found = format_signature(original)
-    if found not in known:
-        raise StandDownError(StandDown.UNKNOWN_SIGNATURE, f"({found}), known are {' and '.join(map(repr, known))}")
 
 
 def format_signature(original: Any) -> str:

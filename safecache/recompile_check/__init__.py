@@ -22,7 +22,6 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from safecache.fs import folders
-from safecache.fs.folders import Folder
 from safecache.places import layout, metadata
 from safecache.places.refs import Ref
 from safecache.ports import Found
@@ -292,15 +291,11 @@ def keep_pair(root: str, key: Key, found: bytes, made: bytes, text: str, facts: 
                 place.remove(draft)
             raise
         with suppress(OSError):  # it is kept, and the next makes room
-            _make_room(place)
+            kept = sorted(place.list_names(), key=lambda each: folders.get_mtime(f"{place.path}/{each}"), reverse=True)
+            for each in kept[_MOST:]:
+                with suppress(FileNotFoundError):  # another process has removed it
+                    place.remove(each)
     return metadata.make_path(root, metadata.DIFFERENCES, name)
-
-
-def _make_room(place: Folder) -> None:
-    kept = sorted(place.list_names(), key=lambda each: folders.get_mtime(f"{place.path}/{each}"), reverse=True)
-    for each in kept[_MOST:]:
-        with suppress(FileNotFoundError):  # another process has removed it
-            place.remove(each)
 
 
 def _make_subject(name: str) -> str:

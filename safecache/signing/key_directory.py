@@ -53,7 +53,10 @@ def read(directory: str, *, must_exist: bool) -> Shelf:
     """Return the keys in ``directory``; none if missing, unless it ``must_exist``. Never raises: see Shelf.broken."""
     try:
         if not must_exist and not os.path.lexists(directory):
-            _check_absence(directory)
+            place = os.path.dirname(directory)
+            # Others could have moved the directory away, and this user's key's revocation with it.
+            if os.path.lexists(place):
+                key_files.check_path(place)
             return Shelf()
         _check_directory(directory, must_exist=must_exist)
         names = sorted(name for name in os.listdir(directory) if name.endswith(_SUFFIX) and not name.startswith("."))
@@ -84,13 +87,6 @@ def _check_directory(directory: str, *, must_exist: bool) -> None:
             raise KeyringError(f"{path} is not a directory")
         key_files.check_owner(status, path, forbidden=0o022)
     key_files.check_path(directory)
-
-
-def _check_absence(directory: str) -> None:
-    """Raise KeyringError if others could have moved the directory away, and this user's key's revocation with it."""
-    place = os.path.dirname(directory)
-    if os.path.lexists(place):
-        key_files.check_path(place)
 
 
 def _parse_id(name: str) -> bytes | None:

@@ -121,7 +121,10 @@ def decode(content: bytes) -> Key:
     if not fields.keys() <= _FIELDS:
         # As ascii(): whoever wrote the file chose the names, and they end up in a log or on a terminal.
         raise KeyringError(f"has fields that are not known: {', '.join(map(ascii, sorted(fields.keys() - _FIELDS)))}")
-    stated = _read_id(fields)
+    stated_id = fields.get("id")
+    if not isinstance(stated_id, str) or not re.fullmatch(f"[0-9a-f]{{{2 * ID_SIZE}}}", stated_id):
+        raise KeyringError(f"has an id that is not {2 * ID_SIZE} hex digits")
+    stated = bytes.fromhex(stated_id)
     revoked = _read_time(fields, "revoked")
     key = _read_material(fields, stated, revoked is not None)
     if key.id != stated:
@@ -181,13 +184,6 @@ def _read_bytes(fields: Mapping[str, Any], name: str) -> bytes:
     if len(material) != MAC_SIZE:  # keys.SIZE is the same
         raise KeyringError(f"has a {name} part that is not the base64 of {MAC_SIZE} bytes")
     return material
-
-
-def _read_id(fields: Mapping[str, Any]) -> bytes:
-    stated = fields.get("id")
-    if not isinstance(stated, str) or not re.fullmatch(f"[0-9a-f]{{{2 * ID_SIZE}}}", stated):
-        raise KeyringError(f"has an id that is not {2 * ID_SIZE} hex digits")
-    return bytes.fromhex(stated)
 
 
 def _read_text(fields: Mapping[str, Any], name: str) -> str:

@@ -153,7 +153,8 @@ class TierTests:
         assert {name for name, content in written.items() if content not in given[name]} == set()
         for ref, is_found in zip(moved, found, strict=True):
             assert is_found == os.path.exists(ref.path), ref
-        _remove_tree(there)
+        for path in sorted(there.rglob("*"), reverse=True):
+            path.rmdir() if path.is_dir() else path.unlink()
         return found
 
     def test_what_it_was_given_it_has(self, refs: list[Ref]) -> None:
@@ -302,8 +303,3 @@ def _read_contents(root: Path) -> dict[str, bytes]:
     """Return all files below ``root`` by relative path; of safecache's own files, the records only."""
     found = {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
     return {name: content for name, content in found.items() if metadata.FOLDER not in name or "/records/" in name}
-
-
-def _remove_tree(root: Path) -> None:
-    for path in sorted(root.rglob("*"), reverse=True):
-        path.rmdir() if path.is_dir() else path.unlink()

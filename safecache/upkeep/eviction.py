@@ -20,7 +20,6 @@ from typing import NamedTuple
 
 from safecache.errors import CacheWriteError
 from safecache.fs import filesystem, folders, mounts, opening, ownership, stamps, temporaries
-from safecache.fs.folders import Folder
 from safecache.places import metadata
 from safecache.reporting.kinds import Eviction, Kind
 from safecache.settings import config
@@ -159,18 +158,14 @@ class _Trash:
                     trash.rename(moved, folder, name)
                 except OSError:
                     # There is a directory again, with new entries in it.
-                    _merge_folders(trash, moved, folder, name)
+                    with trash.enter(moved) as old, folder.enter(name) as new:
+                        for each in old.list_names():
+                            with suppress(OSError):
+                                old.rename(each, new, each)
 
     def empty(self) -> None:
         with suppress(OSError), folders.open_parent(self._root, self._directory) as (trash, name):
             trash.remove(name)  # what stays, the next sweep removes
-
-
-def _merge_folders(source: Folder, place: str, destination: Folder, name: str) -> None:
-    with suppress(OSError), source.enter(place) as old, destination.enter(name) as new:
-        for each in old.list_names():
-            with suppress(OSError):  # then it is a miss
-                old.rename(each, new, each)
 
 
 _FX_KEY = re.compile(Kind.FX_ENTRY.tiers.key.encode())
