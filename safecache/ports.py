@@ -319,13 +319,18 @@ class HitCheck(Protocol):
 class SingleFlight(Protocol):
     """Port: chooses the process that compiles a missing key, and lets the others wait for it."""
 
-    def compile_scope(self, kind: Kind, most: float | None, *, waits: bool = True) -> AbstractContextManager[None]:
+    def compile_scope(self, kind: Kind, most: float | None, *, trains: bool = False) -> AbstractContextManager[None]:
         """Mark this block as a compile of ``kind`` by this thread: lookups of the kind in it may take a lease or wait.
 
         ``most``: limit of a wait in seconds, besides that of SAFECACHE_WAIT; None: neither wait nor take a lease.
-        ``waits``: if False, a lookup only finds out whether another process on this host compiles the key.
+        It is infinite for a process that is no rank. ``trains``: the key is saved with its backward: a rank does not
+        wait for it, and another process only for one on this host whose has_waiter() is True then.
         """
         return nullcontext()
+
+    def has_waiter(self) -> bool:
+        """Tell whether another process waits for the graph that trains which this thread compiles."""
+        return False
 
     def wait_or_lead(self, ref: Ref, before: Callable[[], float]) -> Flight | None:
         """Wait for the process that compiles ``ref``, or take the lease. Call it after a miss. None: do not look again.

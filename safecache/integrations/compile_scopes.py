@@ -5,8 +5,11 @@ from __future__ import annotations
 import itertools
 import logging
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import replace
 from datetime import timedelta
+from inspect import signature
 from typing import Any
 
 from safecache import compiles
@@ -17,7 +20,15 @@ from safecache.reporting import events, waits
 from safecache.reporting.kinds import Kind, Reason
 from safecache.session import Part, inherit
 
-__all__ = ["OTHER_RANK", "agree_on_hit", "agree_on_lookup", "compile_fx", "compile_fx_inner", "convert"]
+__all__ = [
+    "OTHER_RANK",
+    "agree_on_hit",
+    "agree_on_lookup",
+    "compile_backward",
+    "compile_fx",
+    "compile_fx_inner",
+    "convert",
+]
 
 # Why a rank misses that has found what it was for.
 _SAMPLED = (Reason.SAMPLED, "SAFECACHE_RECOMPILE_SAMPLE")
@@ -49,17 +60,42 @@ _SHORTEST_WATCHDOG = 600.0
     issue="https://github.com/pytorch/pytorch/issues/96152",
 )
 def compile_fx(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    """compile_fx: with AOTAutograd. What trains is saved only with its backward, after others would have waited."""
+    """compile_fx: with AOTAutograd.
+
+    A graph that trains is saved with its backward, which torch compiles when it is called: a rank that waited for that
+    could hang its group, so it does not. Processes without a group wait, see compile_backward().
+    """
 
     def compile(model_: Any, example_inputs_: Any, *rest: Any, **named: Any) -> Any:
-        waits = not (
-            sys.modules["torch"].is_grad_enabled()
-            and any(getattr(each, "requires_grad", False) for each in example_inputs_)
+        trains = sys.modules["torch"].is_grad_enabled() and any(
+            getattr(each, "requires_grad", False) for each in example_inputs_
         )
-        with plugs.single_flight.compile_scope(Kind.AOT_ENTRY, _find_wait_limit(), waits=waits):
+        with plugs.single_flight.compile_scope(Kind.AOT_ENTRY, _find_wait_limit(), trains=trains):
             return wrapped(*args, **kwargs)
 
     return compile(*args, **kwargs)
+
+
+@hook(
+    "torch._functorch._aot_autograd.graph_compile:_aot_stage2b_bw_compile(bw_module, maybe_subclass_meta, fw_metadata, "
+    "fwd_output_strides, num_symints_saved_for_bw, aot_config)",  # to 2.12
+    "bw_module, maybe_subclass_meta, fw_metadata, fwd_output_strides, num_symints_saved_for_bw, aot_config, "
+    "bw_compiler",
+    why="Torch saves a graph that trains only after its first backward, so processes that start together each trace "
+    "it.",
+    issue="https://github.com/pytorch/pytorch/issues/96152",
+)
+def compile_backward(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    """_aot_stage2b_bw_compile: compiles the backward at once if another process waits for the graph.
+
+    If that fails, torch compiles it at its first call, and raises what it raises then.
+    """
+    if plugs.single_flight.has_waiter():
+        bound = signature(wrapped).bind(*args, **kwargs).arguments
+        bound["aot_config"] = replace(bound["aot_config"], force_non_lazy_backward_lowering=True)
+        with suppress(Exception):
+            return wrapped(**bound)
+    return wrapped(*args, **kwargs)
 
 
 @hook(
@@ -132,7 +168,9 @@ def agree_on_lookup(
     Ranks that meet in a compile agree. Raises what ``look`` does, once the others know that this one has to compile.
     """
     kind = search.ref.kind
-    recorded = _count_artifacts()
+    # What torch has recorded of each type, for who saves what was compiled or hit.
+    manager = sys.modules["torch.compiler._cache"].CacheArtifactManager
+    recorded = {name: len(each) for name, each in manager._new_cache_artifacts.items()}
     try:
         found = look()
     except Exception:
@@ -144,24 +182,13 @@ def agree_on_lookup(
     hidden = hit and not agrees and search.is_hidden()
     if _agree_on_hit(hit and not hidden, kind) or not hit:
         return found, None
-    _forget_since(recorded)
+    # A compiled artifact with two entries cannot be saved.
+    for name, artifacts in manager._new_cache_artifacts.items():
+        for artifact in artifacts[recorded.get(name, 0) :]:
+            manager._seen_artifacts.discard(artifact)
+        del artifacts[recorded.get(name, 0) :]
     with compiles.override_scope(missing=kind):
         return look(), _SAMPLED if hidden else OTHER_RANK
-
-
-def _count_artifacts() -> dict[str, int]:
-    """How many artifacts of each type torch has recorded, for who saves what was compiled or hit."""
-    manager = sys.modules["torch.compiler._cache"].CacheArtifactManager
-    return {kind: len(each) for kind, each in manager._new_cache_artifacts.items()}
-
-
-def _forget_since(recorded: Mapping[str, int]) -> None:
-    """Forget what was recorded of a hit that is not used: a compiled artifact with two entries cannot be saved."""
-    manager = sys.modules["torch.compiler._cache"].CacheArtifactManager
-    for kind, artifacts in manager._new_cache_artifacts.items():
-        for artifact in artifacts[recorded.get(kind, 0) :]:
-            manager._seen_artifacts.discard(artifact)
-        del artifacts[recorded.get(kind, 0) :]
 
 
 # Seconds for which the other ranks are waited for: longer than lookups differ, as all of them have just begun.

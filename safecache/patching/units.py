@@ -49,7 +49,11 @@ UNITS = [
         "inductor",
         {
             "codecache": (f"{_INDUCTOR}.codecache", f"{_INDUCTOR}.compile_fx"),
-            "compile_scopes": (f"{_INDUCTOR}.compile_fx", "torch._dynamo.convert_frame"),
+            "compile_scopes": (
+                f"{_INDUCTOR}.compile_fx",
+                "torch._dynamo.convert_frame",
+                "torch._functorch._aot_autograd.graph_compile",
+            ),
             "installation": (f"{_INDUCTOR}.codecache", f"{_INDUCTOR}.runtime.cache_dir_utils", "triton.runtime.cache"),
             "generated_code": (f"{_INDUCTOR}.codecache", f"{_INDUCTOR}.cpp_builder", f"{_INDUCTOR}.output_code"),
             "cpp_codecache": (f"{_INDUCTOR}.codecache", f"{_INDUCTOR}.cpp_builder", f"{_INDUCTOR}.cpu_vec_isa"),

@@ -21,6 +21,7 @@ import math
 import os
 import re
 import stat
+import struct
 import threading
 import time
 import weakref
@@ -46,6 +47,7 @@ __all__ = [
     "Postponed",
     "compile_scope",
     "forbid_waiting",
+    "has_waiter",
     "is_compiled_elsewhere",
     "open_lease",
     "release_while_measuring",
@@ -73,6 +75,8 @@ _ENDED = b"ended"
 _UNSEALED = b"held"
 _OF_EARLIER = re.compile(rb"\d+\n[^\n]*\n[\d.]+")
 _LARGEST = 4096
+# struct flock of fcntl(2): type, whence, start, length and process.
+_LOCK = struct.Struct("@hhqqi")
 
 
 class Postponed(BaseException):
@@ -83,8 +87,8 @@ class Postponed(BaseException):
 
 
 class _Scope:
-    def __init__(self, kind: Kind, most: float | None, *, waits: bool) -> None:
-        self.kind, self.most, self.waits = kind, most, waits
+    def __init__(self, kind: Kind, most: float | None, *, trains: bool) -> None:
+        self.kind, self.most, self.trains = kind, most, trains
         self.leases: list[Lease] = []
         self.is_compiled_elsewhere = False
 
@@ -135,13 +139,14 @@ class Flight:
 
 
 @contextmanager
-def compile_scope(kind: Kind, most: float | None, *, waits: bool = True) -> Iterator[None]:
+def compile_scope(kind: Kind, most: float | None, *, trains: bool = False) -> Iterator[None]:
     """A compile of this kind by this thread, for this block: lookups of the kind in it may take leases until its end.
 
     ``most``: the seconds that it may wait, besides what the setting says; None if neither is it to wait, nor anybody
-    for it. ``waits``: else a lookup only finds out whether another process is compiling that, on this host.
+    for it. ``trains``: what is compiled is saved with its backward. So it waits only for a holder on this host whose
+    has_waiter() is True then, and a rank does not wait.
     """
-    this = _Scope(kind, most, waits=waits)
+    this = _Scope(kind, most, trains=trains)
     try:
         with compiles.override_scope(flights=(*compiles.current.flights, this)):
             yield
@@ -154,6 +159,11 @@ def compile_scope(kind: Kind, most: float | None, *, waits: bool = True) -> Iter
 def is_compiled_elsewhere() -> bool:
     """Whether what this thread has looked up here is compiled by another process, for which it has not waited."""
     return bool(compiles.current.flights) and compiles.current.flights[-1].is_compiled_elsewhere
+
+
+def has_waiter() -> bool:
+    """Tell whether another process on this host waits for what this thread compiles, and has marked that."""
+    return any(lease.has_waiter() for each in compiles.current.flights[-1:] for lease in each.leases)
 
 
 @contextmanager
@@ -209,10 +219,9 @@ def _wait_or_take(this: _Scope, ref: Ref, before: Callable[[], float]) -> Flight
     try:
         _let_others_begin(lease, ref.kind)
         waited, took, abroad, is_held = 0.0, 0.0, 0.0, lease.try_to_hold()
-        this.is_compiled_elsewhere = not is_held and not this.waits
         held = [each.kind for each in compiles.current.flights if each.leases]
         is_finest = all(_ORDER.index(kind) < _ORDER.index(ref.kind) for kind in held)
-        if not is_held and this.waits and is_finest:
+        if not is_held and is_finest and (not this.trains or (this.most == math.inf and lease.mark_waiter())):
             if not compiles.current.waits:
                 raise Postponed
             began = time.monotonic()
@@ -223,6 +232,7 @@ def _wait_or_take(this: _Scope, ref: Ref, before: Callable[[], float]) -> Flight
                 events.count(Count.WAITED_IN_VAIN, root=ref.root)
             tell(Waited(ref, waited))
         mine = is_held and not lease.has_ended()
+        this.is_compiled_elsewhere = this.trains and not mine
         if mine:
             lease.sign(time.time())
             this.leases.append(lease)
@@ -259,7 +269,7 @@ def _find_wait_limit(this: _Scope, before: Callable[[], float]) -> float:
 
 def _wait_for_hosts(this: _Scope, lease: Lease, ref: Ref, most: Callable[[], float]) -> float:
     """How long other hosts were waited for, with the lease among them taken if it can be had."""
-    if ref.kind.tiers.lease is not LeaseScope.HOSTS or not this.waits:
+    if ref.kind.tiers.lease is not LeaseScope.HOSTS or this.trains:
         return 0.0
     release, waited = plugs.acquire_lease(ref, most)
     if release is not None:
@@ -351,6 +361,21 @@ class Lease:
     def try_to_hold(self) -> bool:
         """Lock it; False if somebody else has. What was written in it before stays there. Raises OSError."""
         return filesystem.try_lock(self._descriptor)
+
+    def mark_waiter(self) -> bool:
+        """Tell its holder that this process waits, until this is closed; False if the file system has no such locks."""
+        with suppress(OSError):
+            fcntl.fcntl(self._descriptor, fcntl.F_OFD_SETLK, _LOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, 0, 1, 0))
+            return True
+        return False
+
+    def has_waiter(self) -> bool:
+        """Tell whether another process has marked it so."""
+        with suppress(OSError):
+            asked = _LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)
+            kind, *_ = _LOCK.unpack(fcntl.fcntl(self._descriptor, fcntl.F_OFD_GETLK, asked))
+            return bool(kind != fcntl.F_UNLCK)
+        return False
 
     def has_ended(self) -> bool:
         """Whether who held it has released it, or it was removed: a new one is what counts then. Raises OSError.

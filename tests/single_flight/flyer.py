@@ -1,7 +1,7 @@
 """A process that compiles something under a lease: waits or holds, and prints what it has come to.
 
 Each step waits for a line of input: to release what it holds, or to end. ``fork`` leaves a child that lives
-until that input ends.
+until that input ends. ``trains``: it compiles a graph that trains.
 compile_once() does all of it in one go.
 """
 
@@ -42,7 +42,7 @@ def compile_once(root: str) -> None:
 def main(root: str, kind: str, key: str, how: str = "") -> None:
     """As the module says."""
     threading.Thread(target=_run, daemon=True).start()
-    with single_flight.compile_scope(Kind[kind], float("inf")):
+    with single_flight.compile_scope(Kind[kind], float("inf"), trains=how == "trains"):
         flight = single_flight.wait_or_lead(Ref(Kind[kind], key, root))
         if how == "fork" and os.fork() == 0:
             os.read(0, 1)

@@ -31,8 +31,33 @@ def test_inference_is_compiled_once(home, strict):
 
 def test_graphs_of_training_are_compiled_once(home):
     answers = Crowd(home, 3, TRAINING).answers()
+    assert total(answers, "autograd_cache_miss") == 1, answers
     assert total(answers, "fxgraph_cache_miss") == 2 and not said(answers), answers
     assert len({answer["y"] for answer in answers}) == 1
+
+
+# A backward that is compiled before its call fails.
+FAILS_EARLY = """
+from torch._functorch._aot_autograd import graph_compile
+plain = graph_compile.track_graph_compiling
+def track_graph_compiling(config, name):
+    if config.force_non_lazy_backward_lowering:
+        warnings.append("early")
+        raise RuntimeError("no backward")
+    return plain(config, name)
+graph_compile.track_graph_compiling = track_graph_compiling
+"""
+
+
+def test_a_backward_that_fails_before_its_call_is_compiled_at_its_call(home):
+    answers = Crowd(home, 2, TRAINING, FAILS_EARLY).answers()
+    assert said(answers) == ["early"] and total(answers, "fxgraph_cache_miss") == 2, answers
+    assert len({answer["y"] for answer in answers}) == 1
+
+
+def test_who_compiles_alone_compiles_no_backward_before_its_call(home):
+    answers = Crowd(home, 1, "y = torch.compile(model)(x).sum()").answers()
+    assert total(answers, "fxgraph_cache_miss") == 1 and not said(answers), answers
 
 
 def test_switched_off_each_compiles(home):
@@ -99,6 +124,19 @@ def test_holder_that_dies_in_its_compile_has_one_successor(home, number, how):
     assert_one_succeeds(home, number, how)
 
 
+def test_holder_that_dies_in_a_backward_that_others_wait_for_has_one_successor(home):
+    how = """
+if not self.is_backward:
+    os.rmdir(os.environ["FIRST"])
+    return plain(self)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    crowd = Crowd(home, 3, TRAINING, STOPS.format(how=in_body(how)), FIRST=str(home.base / "first"))
+    answers = crowd.answers(died=(-signal.SIGKILL,))
+    assert len(answers) == 2 and len({answer["y"] for answer in answers}) == 1 and not said(answers), answers
+    assert total(answers, "autograd_cache_miss") == total(answers, "fxgraph_cache_miss") == 1, answers
+
+
 def test_holder_that_runs_out_of_memory_has_one_successor(home):
     with memory.little_memory() as environment:
         assert_one_succeeds(home, 3, memory.FILL, **environment)
@@ -129,6 +167,13 @@ graph.GraphLowering.compile_to_module = compile_to_module
 def test_ranks_of_a_group_share_a_compile(home):
     answers = Crowd(home, 2, INFERENCE, GROUP, MEET=str(home.base / "meet")).answers()
     assert total(answers, "fxgraph_cache_miss") == 1 and not said(answers), answers
+
+
+def test_ranks_that_train_do_not_wait_for_each_others_backward(home):
+    run = "y = torch.compile(model)(x).sum(); dist.barrier(); y.backward()"
+    answers = Crowd(home, 2, run, GROUP, MEET=str(home.base / "meet")).answers()
+    assert total(answers, "autograd_cache_miss") == total(answers, "fxgraph_cache_miss") == 2, answers
+    assert all("wait timed out" not in answer["stats"] for answer in answers), answers
 
 
 def test_ranks_that_meet_in_a_compile_do_not_wait_for_each_other(home):

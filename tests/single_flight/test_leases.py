@@ -59,6 +59,37 @@ def is_held() -> bool:
     return bool(compiles.current.flights[-1].leases)
 
 
+def test_a_holder_knows_who_waits_for_a_graph_that_trains(root, flyer):
+    with single_flight.compile_scope(Kind.AOT_ENTRY, math.inf, trains=True):
+        enter(root, Kind.AOT_ENTRY)
+        others = flyer(root, "AOT_ENTRY", KEY)
+        others.await_lease()
+        assert is_held() and not single_flight.has_waiter()
+        waiting = [flyer(root, "AOT_ENTRY", KEY, "trains") for _ in range(2)]
+        while not single_flight.has_waiter():
+            time.sleep(0.01)
+        for each in waiting:
+            each.await_lease()
+            each.end()
+        assert not single_flight.has_waiter()
+    assert others.says() == "looks again"
+
+
+def test_where_no_holder_can_be_told_nobody_waits_for_it(root, flyer, monkeypatch):
+    holder = flyer(root, "AOT_ENTRY", KEY)
+    assert holder.says() == "holds"
+    monkeypatch.setattr(single_flight.Lease, "mark_waiter", lambda lease: False)
+    with single_flight.compile_scope(Kind.AOT_ENTRY, math.inf, trains=True):
+        assert enter(root, Kind.AOT_ENTRY) is None and single_flight.is_compiled_elsewhere()
+
+
+def test_a_rank_does_not_wait_for_a_graph_that_trains(root, flyer):
+    holder = flyer(root, "AOT_ENTRY", KEY)
+    assert holder.says() == "holds"
+    with single_flight.compile_scope(Kind.AOT_ENTRY, 60.0, trains=True):
+        assert enter(root, Kind.AOT_ENTRY) is None and single_flight.is_compiled_elsewhere()
+
+
 def test_first_holds_and_nothing_is_left_of_it(root):
     with single_flight.compile_scope(Kind.FX_ENTRY, math.inf):
         assert enter(root) is not None and is_held()

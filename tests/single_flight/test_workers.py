@@ -63,17 +63,21 @@ except Exception:
     assert starts(home, RUN + lookups) == ["found", "starts in launcher", "is compiled"]
 
 
+# The holder of a lease cannot be told of a process that waits, so that nobody waits for a graph that trains.
+UNTOLD = "from safecache import single_flight\nsingle_flight.Lease.mark_waiter = lambda lease: False\n"
+
+
 def test_who_trains_what_another_process_compiles_has_them_once_a_graph_is_not_found(home):
-    """Its AOTAutograd entry is saved only with the backward; its graphs may be found before."""
+    """Its AOTAutograd entry may be saved only with the backward; its graphs may be found before."""
     starts(home)
     (key,) = os.listdir(home.cache / "aotautograd")
     shutil.rmtree(home.cache / "aotautograd")
     with single_flight.compile_scope(Kind.AOT_ENTRY, math.inf):
         assert single_flight.wait_or_lead(Ref(Kind.AOT_ENTRY, key, str(home.cache))) is not None
-        assert starts(home) == []
+        assert starts(home, prepare=UNTOLD) == []
         for name in ("aotautograd", "fxgraph"):
             shutil.rmtree(home.cache / name)
-        assert starts(home) == ["starts in codegen"]
+        assert starts(home, prepare=UNTOLD) == ["starts in codegen"]
 
 
 def test_packages_and_switched_off_caches_have_them_at_once(home):

@@ -18,6 +18,7 @@ MODULES = (
     CODECACHE,
     AUTOGRAD_CACHE,
     "torch._functorch._aot_autograd.aot_autograd_result",
+    "torch._functorch._aot_autograd.graph_compile",
     "torch._functorch.aot_autograd",
     "torch._inductor.compile_fx",
     "torch._dynamo.aot_compile",
